@@ -146,7 +146,8 @@ def _shapes() -> dict[str, tuple[tuple[int, ...], list[tuple[int, int]]]]:
     for size in SIZES.values():
         h, inner = size.hidden, size.intermediate
         found[size.name] = (19902,), [(3 * h, h), (h, h), (inner, h), (h, inner)]
-    found["Llama-3-8B"] = (1, 64), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+    llama = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+    found["Llama-3-8B"] = (1, 64, 128, 256, 1024), llama
     return found
 
 

@@ -3,9 +3,9 @@
 //
 // A matrix_map() is made on the host for each call and goes to the kernel by value, as a parameter
 // `const __grid_constant__ CUtensorMap`. Boxes may reach over the matrix's edges: reads give zeros
-// there, writes leave them out. With the swizzle of 128 bytes, which all have, a box is at most 128
-// bytes wide, its place in shared memory is aligned to 1024 bytes, and row r's 16-byte chunk c lies
-// at 128 r + 16 (c ^ r % 8).
+// there, writes leave them out. With the swizzle of 128 bytes, which matrices have, a box is at
+// most 128 bytes wide, its place in shared memory is aligned to 1024 bytes, and row r's 16-byte
+// chunk c lies at 128 r + 16 (c ^ r % 8).
 #pragma once
 
 #include <cuda.h>
@@ -25,6 +25,10 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder();
 // box_rows x box_columns (each at most 256). `data` and the rows after it are aligned to 16 bytes.
 inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
                               int64_t stride, int box_rows, int box_columns);
+
+// Dense rows of 4-byte words, whose boxes lie as they are: no swizzle, aligned to 128 bytes.
+inline CUtensorMap words_map(const void* data, int64_t rows, int64_t columns, int box_rows,
+                             int box_columns);
 
 __device__ __forceinline__ void map_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -87,28 +91,40 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return encoder;
 }
 
-inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
-                              int64_t stride, int box_rows, int box_columns) {
+inline CUtensorMap encoded_map(CUtensorMapDataType type, CUtensorMapSwizzle swizzle,
+                               const void* data, int64_t rows, int64_t columns,
+                               int64_t stride_bytes, int box_rows, int box_columns) {
   CUtensorMap map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * size_of(dtype)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride_bytes)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
   const CUresult status =
-      tensor_map_encoder()(&map,
-                           dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                           : dtype == DType::kUInt8  ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                           2, const_cast<void*>(data), sizes, strides, box, element_strides,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box,
+                           element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     fail("tensor map: got status ", static_cast<int>(status), " for ", rows, " rows of ", columns,
-         ", stride ", stride, ", box ", box_rows, " x ", box_columns,
+         ", stride of ", stride_bytes, " bytes, box ", box_rows, " x ", box_columns,
          "; wanted 16-byte aligned rows and boxes up to 256");
   }
   return map;
+}
+
+inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
+                              int64_t stride, int box_rows, int box_columns) {
+  return encoded_map(dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                     : dtype == DType::kUInt8  ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                     CU_TENSOR_MAP_SWIZZLE_128B, data, rows, columns,
+                     stride * static_cast<int64_t>(size_of(dtype)), box_rows, box_columns);
+}
+
+inline CUtensorMap words_map(const void* data, int64_t rows, int64_t columns, int box_rows,
+                             int box_columns) {
+  return encoded_map(CU_TENSOR_MAP_DATA_TYPE_UINT32, CU_TENSOR_MAP_SWIZZLE_NONE, data, rows,
+                     columns, columns * 4, box_rows, box_columns);
 }
 
 }  // namespace fusewire::cuda::sm90

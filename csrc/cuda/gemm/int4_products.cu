@@ -1,6 +1,7 @@
-// Few rows are multiplied by the 4-bit numbers themselves (int4_kernel.h). For many, where the
-// arithmetic is the work, the weight becomes 16-bit numbers in memory that the stream keeps, some
-// channels at a time, and what multiplies those multiplies these.
+// Rows are multiplied by the 4-bit numbers themselves: few by mma (int4_kernel.h), more by Hopper's
+// wgmma (sm90_int4.h). For many rows elsewhere, and those that these do not take, the weight
+// becomes 16-bit numbers in memory that the stream keeps, some channels at a time, and what
+// multiplies those multiplies these.
 #include <algorithm>
 
 #include "core/raw_memory.h"
@@ -8,6 +9,7 @@
 #include "cuda/gemm/int4_gemm.h"
 #include "cuda/gemm/int4_pack.h"
 #include "cuda/gemm/int4_products.h"
+#include "cuda/gemm/sm90_int4.h"
 #include "cuda/kernels.h"
 #include "cuda/runtime/kept_memory.h"
 #include "cuda/training/weights_written.h"
@@ -47,6 +49,7 @@ void run_dequantized(const GemmArguments& product, const Stream& stream) {
 
 template <class T>
 void run_int4(const GemmArguments& a, const Stream& stream) {
+  if (const auto chosen = sm90_int4_choice(a)) return sm90_int4<T>(a, *chosen, stream);
   int4_gemm_fits<T>(a) ? int4_gemm<T>(a, stream) : run_dequantized<T>(a, stream);
 }
 

@@ -41,7 +41,7 @@ int sm90_gemm_configurations() {
   return kCount;
 }
 
-bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
+bool sm90_operands_fit(const GemmArguments& a) {
   const bool bytes = a.x.scales != nullptr;
   const auto aligned = [](const void* pointer, int64_t stride) {
     return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
@@ -49,14 +49,17 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
   if (bytes && (a.x.stride % 16 != 0 || a.weight.stride % 16 != 0)) return false;
   constexpr int64_t kMost = 1 << 30;
   const bool whole = a.n % 8 == 0;  // else TMA would write between the rows
-  if (a.weight.transposed || !aligned(a.out, a.out_stride) || !aligned(a.x.data, a.x.stride) ||
-      !aligned(a.weight.data, a.weight.stride) || !aligned(a.bias, 0) ||
-      !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
-      (a.residual == a.out && a.residual_stride != a.out_stride) || a.k < 8 ||
-      (!whole && (a.bias != nullptr || a.residual != nullptr)) || a.m > kMost || a.n > kMost ||
-      a.k > kMost) {
-    return false;
-  }
+  return !(a.weight.transposed || !aligned(a.out, a.out_stride) || !aligned(a.x.data, a.x.stride) ||
+           !aligned(a.weight.data, a.weight.stride) || !aligned(a.bias, 0) ||
+           !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
+           (a.residual == a.out && a.residual_stride != a.out_stride) || a.k < 8 ||
+           (!whole && (a.bias != nullptr || a.residual != nullptr)) || a.m > kMost || a.n > kMost ||
+           a.k > kMost);
+}
+
+bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
+  if (!sm90_operands_fit(a)) return false;
+  const bool bytes = a.x.scales != nullptr, whole = a.n % 8 == 0;
   const Configuration c = configuration_of(configuration, a);
   const bool promoted = bytes && !a.integers;
   if (c.split == 0 && promoted && (c.ping_pong || c.tokens > kMostPromoted)) return false;

@@ -13,6 +13,8 @@ struct Sm90Configuration {
 };
 
 int sm90_gemm_configurations();
+// Whether TMA reaches the operands, and the epilogue what it adds and writes.
+bool sm90_operands_fit(const GemmArguments& a);
 // Whether this configuration can compute the product: alignment of TMA, sizes.
 bool sm90_gemm_fits(const GemmArguments& a, int configuration);
 template <class T>

@@ -5,6 +5,7 @@
 
 #include "cuda/gemm/sm90_gemm_epilogue.h"
 #include "cuda/gemm/sm90_gemm_stage.h"
+#include "cuda/gemm/sm90_weight_feed.h"
 #include "cuda/launch.h"
 #include "cuda/sm90_tma.h"
 
@@ -19,7 +20,8 @@ struct LargeProblem {
   ActivationFormula activation;
 };
 
-template <int kTokens_, bool kPingPong_>
+// kChannelBytes: of the weight in a stage.
+template <int kTokens_, bool kPingPong_, int kChannelBytes = 128>
 struct LargeShape {
   static constexpr int kTokens = kTokens_, kCluster = 2;  // blocks
   static constexpr bool kPingPong = kPingPong_;
@@ -27,7 +29,7 @@ struct LargeShape {
   static constexpr int kThreads = 3 * 128;
   // What one block of the cluster fetches of the token tile: shares may overlap by 8 tokens.
   static constexpr int kShare = (kTokens / 8 + 1) / 2 * 8;
-  static constexpr int kWeightBytes = 128 * 128, kTokenBytes = kTokens * 128;
+  static constexpr int kWeightBytes = 128 * kChannelBytes, kTokenBytes = kTokens * 128;
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
   static constexpr int kArrivingBytes = kWeightBytes + kCluster * kShare * 128;
   // A warpgroup's results leave by pieces of 64 channels x kPiece tokens, through kBuffers buffers
@@ -95,16 +97,16 @@ __device__ __forceinline__ void for_each_index(std::integer_sequence<int, kIndic
 // One thread of the producer warp.
 template <class Element, class Shape>
 __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const LargeProblem& p,
-                                        const CUtensorMap* x_map, const CUtensorMap* weight_map,
+                                        const CUtensorMap* x_map, const WeightFeed<Element>& weight,
                                         int cluster, int clusters, int rank) {
   constexpr int kStages = Shape::kStages;
   const int share_begin = rank == 0 ? 0 : Shape::kTokens - Shape::kShare;
   const int tiles = p.token_tiles * p.channel_tiles;
   const auto load_weight = [&](const TileOrder& tile, int block, int stage) {
     barrier_expect(&shared.full[stage], Shape::kArrivingBytes);
-    tma_load(shared.stages + stage * Shape::kStageBytes, weight_map,
-             (tile.channels * Shape::kCluster + rank) * 128, block * kStageColumns<Element>,
-             &shared.full[stage]);
+    weight.template load<128>(shared.stages + stage * Shape::kStageBytes,
+                              (tile.channels * Shape::kCluster + rank) * 128, block,
+                              &shared.full[stage]);
   };
   const auto load_tokens = [&](const TileOrder& tile, int block, int stage) {
     uint8_t* to = shared.stages + stage * Shape::kStageBytes + Shape::kWeightBytes;

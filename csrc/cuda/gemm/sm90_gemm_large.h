@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/gemm/sm90_gemm_feed.h"
+#include "cuda/gemm/sm90_int4_stage.h"
 #include "cuda/sm90_wgmma.h"
 
 namespace fusewire::cuda::sm90 {
@@ -46,6 +47,13 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
   const auto let_other_begin = [&] { named_barrier_arrive(3 + (group ^ 1), 256); };
   if (Shape::kPingPong && group == 1) let_other_begin();
   constexpr auto kEveryPart = std::make_integer_sequence<int, kParts>{};
+  [[maybe_unused]] const auto codes_place = [&] {
+    if constexpr (kInt4<Element>) {
+      return Int4Place<Element, 128>(first_channel / 16 + warp);
+    } else {
+      return 0;
+    }
+  }();
   wait_for_inputs();
 
   for (int index = cluster + (Shape::kPingPong ? group * clusters : 0); index < tiles;
@@ -109,7 +117,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) d[0][i] = 0.0f;
     }
-    for (int k = 0; k < p.k_blocks; ++k) {
+    for_each_stage<Element>(p.k_blocks, [&](int k, [[maybe_unused]] StageNumbers& numbers) {
       barrier_wait(&shared.full[stage], parity);
       const uint8_t* at = shared.stages + stage * Shape::kStageBytes;
       const uint64_t weight = k_major_descriptor(at + first_channel * 128);
@@ -122,6 +130,11 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
         } else {
           wgmma_wait<1>();
         }
+      } else if constexpr (kInt4<Element>) {
+        static_assert(kBlocks == 1, "registers hold the numbers of one block");
+        numbers_of_codes(numbers, shared_address(at), codes_place);
+        multiply_numbers<kTokens, T>(d[0], numbers, tokens, k == 0);
+        wgmma_wait<1>();
       } else {
         wgmma_fence();
 #pragma unroll
@@ -147,7 +160,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
         }
       }
       if (++stage == kStages) stage = 0, parity ^= 1;
-    }
+    });
     if (Shape::kPingPong && index + clusters < tiles) let_other_begin();
     const auto scales_of = [&](int block) {
       if constexpr (kScaled<Element>) {
@@ -239,7 +252,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
 template <class T, class Element, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     large_kernel(const __grid_constant__ CUtensorMap x_map,
-                 const __grid_constant__ CUtensorMap weight_map,
+                 const __grid_constant__ WeightFeed<Element> weight,
                  const __grid_constant__ PieceMaps out_maps,
                  const __grid_constant__ PieceMaps residual_maps,
                  const __grid_constant__ LargeProblem p) {
@@ -255,7 +268,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int b = 0; b < 2 * Shape::kBuffers; ++b) barrier_init(&shared.residual[b], 1);
     barrier_init_fence();
     map_prefetch(&x_map);
-    map_prefetch(&weight_map);
+    weight.prefetch();
     map_prefetch(&out_maps.whole);
   }
   let_next_start();
@@ -266,7 +279,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (group == 0) {
     registers_shrink_to<24>();
     if (threadIdx.x == 0) {
-      produce<Element, Shape>(shared, p, &x_map, &weight_map, cluster, clusters, rank);
+      produce<Element, Shape>(shared, p, &x_map, weight, cluster, clusters, rank);
     }
   } else {
     registers_grow_to<240>();

@@ -22,13 +22,33 @@ CUtensorMap operand_map(const GemmOperand& operand, int64_t rows, int64_t k, int
   return matrix_map(kType, operand.data, rows, k, operand.stride, box_rows, kStageColumns<Element>);
 }
 
+template <class T, class Element>
+WeightFeed<Element> weight_feed(const GemmArguments& a, int channels) {
+  if constexpr (kInt4<Element>) {
+    const int64_t rows = nibbles::tiles_of(a.n);
+    const auto map = [&](const void* data, int64_t tile_bytes, int columns) {
+      return words_map(data, rows, tile_bytes / 4, channels / nibbles::kTileChannels, columns);
+    };
+    WeightFeed<Element> feed;
+    feed.codes =
+        map(a.weight.data, nibbles::units_of(a.k) * nibbles::kUnitBytes, nibbles::kUnitBytes / 4);
+    feed.words =
+        map(a.weight.scales, nibbles::groups_of(a.k, a.weight.group) * nibbles::kTileChannels * 4,
+            WeightFeed<Element>::kTileWordBytes / 4);
+    feed.shift = nibbles::group_shift(a.weight.group);
+    return feed;
+  } else {
+    return {operand_map<T, Element>(a.weight, a.n, a.k, channels)};
+  }
+}
+
 template <class T, class Element, class Shape>
 void launch_large(const GemmArguments& a, const Stream& stream) {
   constexpr auto kernel = large_kernel<T, Element, Shape>;
   allow_shared_memory<kernel>(Shape::kSharedBytes, stream);
   constexpr DType kType = kDTypeOf<T>;
-  const CUtensorMap x = operand_map<T, Element>(a.x, a.m, a.k, Shape::kShare);
-  const CUtensorMap weight = operand_map<T, Element>(a.weight, a.n, a.k, 128);
+  const CUtensorMap x = operand_map<T, NumberOf<Element>>(a.x, a.m, a.k, Shape::kShare);
+  const auto weight = weight_feed<T, Element>(a, 128);
   const auto piece_maps = [&](const void* data, int64_t stride) {
     PieceMaps maps;
     maps.last = matrix_map(kType, data, a.m, a.n, stride, Shape::kLastPiece, 64);
@@ -62,8 +82,8 @@ template <class T, class Element, class Shape>
 void launch_small(const GemmArguments& a, int split, const Stream& stream) {
   constexpr auto kernel = small_kernel<T, Element, Shape>;
   allow_shared_memory<kernel>(227 * 1024, stream);
-  const CUtensorMap x = operand_map<T, Element>(a.x, a.m, a.k, Shape::kTokens);
-  const CUtensorMap weight = operand_map<T, Element>(a.weight, a.n, a.k, Shape::kChannels);
+  const CUtensorMap x = operand_map<T, NumberOf<Element>>(a.x, a.m, a.k, Shape::kTokens);
+  const auto weight = weight_feed<T, Element>(a, Shape::kChannels);
   SmallProblem p;
   p.m = static_cast<int>(a.m);
   p.n = static_cast<int>(a.n);

@@ -12,6 +12,7 @@
 
 #include "cuda/gemm/sm90_gemm_epilogue.h"
 #include "cuda/gemm/sm90_gemm_stage.h"
+#include "cuda/gemm/sm90_int4_stage.h"
 #include "cuda/sm90_tma.h"
 #include "cuda/sm90_wgmma.h"
 
@@ -28,11 +29,13 @@ struct SmallProblem {
   ActivationFormula activation;
 };
 
-template <int kGroups_, int kTokens_>
+// kChannelBytes: of the weight in a stage.
+template <int kGroups_, int kTokens_, int kChannelBytes = 128>
 struct SmallShape {
   static constexpr int kGroups = kGroups_, kTokens = kTokens_, kChannels = 64 * kGroups;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 32;
-  static constexpr int kWeightBytes = kChannels * 128, kStageBytes = kWeightBytes + kTokens * 128;
+  static constexpr int kWeightBytes = kChannels * kChannelBytes,
+                       kStageBytes = kWeightBytes + kTokens * 128;
   static constexpr int kMostStages = 16;
   // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
   // kBatch of its columns at a time.
@@ -191,7 +194,7 @@ struct SmallOutput {
 template <class T, class Element, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     small_kernel(const __grid_constant__ CUtensorMap x_map,
-                 const __grid_constant__ CUtensorMap weight_map,
+                 const __grid_constant__ WeightFeed<Element> weight,
                  const __grid_constant__ SmallProblem p) {
   extern __shared__ __align__(1024) uint8_t base[];
   const int slices = p.slices, rank = blockIdx.x % slices;
@@ -209,8 +212,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   const auto load_weight = [&](int i, int stage) {
     barrier_expect(&full[stage], Shape::kStageBytes);
-    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel,
-             (begin + i) * kStageColumns<Element>, &full[stage]);
+    weight.template load<Shape::kChannels>(base + stage * Shape::kStageBytes, channel, begin + i,
+                                           &full[stage]);
   };
   const auto load_tokens = [&](int i, int stage) {
     tma_load(base + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
@@ -274,25 +277,37 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   using Sum = SumOf<Element>;
   Sum d[Shape::kTokens / 2];
-  if constexpr (kPromoted<Element>) {
+  // Of codes: ptxas keeps no products in flight where some paths leave sums undefined.
+  if constexpr (kPromoted<Element> || kInt4<Element>) {
 #pragma unroll
     for (int i = 0; i < Shape::kTokens / 2; ++i) d[i] = 0.0f;
   }
+  [[maybe_unused]] const auto codes_place = [&] {
+    if constexpr (kInt4<Element>) {
+      return Int4Place<Element, Shape::kChannels>(warp);
+    } else {
+      return 0;
+    }
+  }();
   int stage = 0, parity = 0;
-  for (int i = 0; i < blocks; ++i) {
+  for_each_stage<Element>(blocks, [&](int i, [[maybe_unused]] StageNumbers& numbers) {
     barrier_wait(&full[stage], parity);
     const uint8_t* at = base + stage * Shape::kStageBytes;
-    const uint64_t weight = k_major_descriptor(at + group * 8192);
     const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
     if constexpr (kPromoted<Element>) {
       float part[Shape::kTokens / 2];
-      multiply_stage<Shape::kTokens>(part, weight, tokens, true);
+      multiply_stage<Shape::kTokens>(part, k_major_descriptor(at + group * 8192), tokens, true);
       promote<Shape::kTokens>(d, part);
+    } else if constexpr (kInt4<Element>) {
+      numbers_of_codes(numbers, shared_address(at), codes_place);
+      multiply_numbers<Shape::kTokens, T>(d, numbers, tokens, false);
+      wgmma_wait<1>();
     } else {
+      const uint64_t rows = k_major_descriptor(at + group * 8192);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        wgmma<Shape::kTokens, Element>(d, weight + 2 * step, tokens + 2 * step, (i | step) != 0);
+        wgmma<Shape::kTokens, Element>(d, rows + 2 * step, tokens + 2 * step, (i | step) != 0);
       }
       wgmma_commit();
       wgmma_wait<1>();
@@ -301,7 +316,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       barrier_arrive(&empty[(stage == 0 ? p.stages : stage) - 1]);
     }
     if (++stage == p.stages) stage = 0, parity ^= 1;
-  }
+  });
   wgmma_wait<0>();
   wgmma_results(d);
 

@@ -9,9 +9,29 @@
 
 namespace fusewire::cuda::sm90 {
 
+// A weight of 4 bits that is multiplied as T (sm90_int4_stage.h): a type of elements by name.
+// kFine: in groups of 32 inputs.
+template <class T, bool kFine>
+struct Int4 {};
+
+// What the tokens' numbers are, if weights are of Element.
+template <class Element>
+struct NumberOfElement {
+  using Type = Element;
+};
+template <class T, bool kFine>
+struct NumberOfElement<Int4<T, kFine>> {
+  using Type = T;
+};
+template <class Element>
+using NumberOf = typename NumberOfElement<Element>::Type;
+
+template <class Element>
+constexpr bool kInt4 = !std::is_same_v<Element, NumberOf<Element>>;
+
 // Numbers along k in a stage.
 template <class Element>
-constexpr int kStageColumns = 128 / static_cast<int>(sizeof(Element));
+constexpr int kStageColumns = 128 / static_cast<int>(sizeof(NumberOf<Element>));
 
 // Tensor cores keep some 14 bits of a sum of e4m3 products, so that those of a stage, or two, are
 // added to fp32 sums outside.
@@ -20,7 +40,7 @@ constexpr bool kPromoted = std::is_same_v<Element, __nv_fp8_e4m3>;
 
 // Of 8 bits, with a scale a row of x and of the weight.
 template <class Element>
-constexpr bool kScaled = sizeof(Element) == 1;
+constexpr bool kScaled = sizeof(NumberOf<Element>) == 1;
 
 // What products are summed in.
 template <class Element>

@@ -1,0 +1,52 @@
+// How a block's channels of a weight come into a stage of the ring.
+#pragma once
+
+#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/sm90_gemm_stage.h"
+#include "cuda/sm90_tma.h"
+
+namespace fusewire::cuda::sm90 {
+
+template <class Element>
+struct WeightFeed {
+  static constexpr int kChannelBytes = 128;  // of a stage
+  CUtensorMap rows;
+
+  __device__ __forceinline__ void prefetch() const { map_prefetch(&rows); }
+
+  // One thread: kChannels of them, from `channel` on, of the block-th stage.
+  template <int kChannels>
+  __device__ __forceinline__ void load(uint8_t* to, int channel, int block,
+                                       uint64_t* barrier) const {
+    tma_load(to, &rows, channel, block * kStageColumns<Element>, barrier);
+  }
+};
+
+// Codes [tiles][kUnitBytes], and after those words [tiles][two groups]: the unit's, and of coarse
+// ones the next, unread: so stages are as long, and aligned.
+template <class T, bool kFine>
+struct WeightFeed<Int4<T, kFine>> {
+  static constexpr int kTileWordBytes = 2 * nibbles::kTileChannels * 4;
+  static constexpr int kChannelBytes =
+      (nibbles::kUnitBytes + kTileWordBytes) / nibbles::kTileChannels;
+  CUtensorMap codes, words;  // of rows of tiles, in 4 bytes
+  int shift;                 // group_shift
+
+  __device__ __forceinline__ void prefetch() const {
+    map_prefetch(&codes);
+    map_prefetch(&words);
+  }
+
+  template <int kChannels>
+  __device__ __forceinline__ void load(uint8_t* to, int channel, int block,
+                                       uint64_t* barrier) const {
+    constexpr int kTiles = kChannels / nibbles::kTileChannels;
+    const int tile = channel / nibbles::kTileChannels;
+    const int group = kFine ? 2 * block : block >> shift;
+    tma_load(to, &codes, tile, block * nibbles::kUnitBytes / 4, barrier);
+    tma_load(to + kTiles * nibbles::kUnitBytes, &words, tile, group * nibbles::kTileChannels,
+             barrier);
+  }
+};
+
+}  // namespace fusewire::cuda::sm90
