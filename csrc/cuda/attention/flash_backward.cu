@@ -7,7 +7,6 @@
 #include "cuda/attention/attention_dots.h"
 #include "cuda/attention/flash_backward_tile.h"
 #include "cuda/launch.h"
-#include "cuda/reduce.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -74,45 +73,6 @@ __device__ __forceinline__ void store_rows(const float (&sum)[Tile::kChunks][4],
   }
 }
 
-// The sums of dout * out of the block's queries, for itself and for the kernel of the keys. Two
-// threads a row.
-template <class Tile>
-__device__ __forceinline__ void sum_dots(typename Tile::Memory& m,
-                                         const AttentionBackwardShape<typename Tile::T>& g,
-                                         int64_t token, int rows, int head, float* dots,
-                                         bool vectors) {
-  using T = typename Tile::T;
-  static_assert(Tile::kThreads == 2 * Tile::kOwn);
-  const AttentionShape& shape = g.forward;
-  const int row = threadIdx.x / 2, width = row < rows ? shape.head_dim : 0;
-  const T* dout = g.dout + (token + row) * g.dout_stride + head * shape.head_dim;
-  const T* out = g.out + (token + row) * shape.out_stride + head * shape.head_dim;
-  float dot = 0.0f;
-#pragma unroll
-  for (int chunk = threadIdx.x % 2; chunk < Tile::kChunks; chunk += 2) {
-    const uint4 a = load_chunk(dout, chunk * 8, width, vectors);
-    const uint4 b = load_chunk(out, chunk * 8, width, vectors);
-    const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 x = unpack<T>(left[i]), y = unpack<T>(right[i]);
-      dot = fmaf(x.y, y.y, fmaf(x.x, y.x, dot));
-    }
-  }
-  dot += __shfl_xor_sync(kWholeWarp, dot, 1);
-  if (threadIdx.x % 2) return;
-  m.dots[row] = dot;
-  m.log_sum_exp[row] = INFINITY;  // weights of no query are 0
-  if (row >= rows) return;
-  dots[token + row] = dot;
-  m.log_sum_exp[row] = shape.log_sum_exp[head * shape.log_sum_exp_stride + token + row];
-}
-
-// A tile that passes: its first row among those of its sequence, and its head.
-struct Passing {
-  int first, head;
-};
-
 // Block number: tile * heads + head, of those that it owns. dots [heads, dots_stride]: the kernel
 // of the queries writes them.
 template <class Tile, bool kOwnsKeys>
@@ -127,29 +87,20 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   auto& m = *reinterpret_cast<typename Tile::Memory*>(shared);
   const AttentionShape& shape = g.forward;
   let_next_start();
+  using Work = TiledWork<kOwnsKeys, Tile::kOwn, kOther>;
   const int heads = kOwnsKeys ? g.kv_heads() : shape.heads;
-  const int own_head = blockIdx.x % heads;
-  const QueryTile tile = find_query_tile<Tile::kOwn>(
-      kOwnsKeys && shape.key_offsets ? shape.key_offsets : shape.offsets, shape.sequences,
-      blockIdx.x / heads);
+  const QueryTile tile = Work::find_tile(shape, blockIdx.x / heads);
   wait_for_inputs();
   if (tile.first_query >= tile.length) return;
-  const AttendedSequence of =
-      kOwnsKeys ? sequence_of_keys(tile, shape) : sequence_of_queries(tile, shape);
-  const int own = tile.first_query, own_rows = min(tile.length - own, Tile::kOwn);
-  const int dim = shape.head_dim, kv_head = kOwnsKeys ? own_head : own_head / shape.group;
-  const SeenRange range = kOwnsKeys ? queries_seeing<kOther>(of, shape, own, own + own_rows)
-                                    : keys_seen<kOther>(of, shape, own, own + own_rows);
-  const int tiles = max((range.end - range.begin + kOther - 1) / kOther, 0);
-  const int count = kOwnsKeys ? tiles * shape.group : tiles;
+  const Work work(tile, shape, blockIdx.x % heads);
+  const AttendedSequence& of = work.of;
+  const int own = work.own, own_rows = work.own_rows, own_head = work.own_head;
+  const int dim = shape.head_dim, kv_head = work.kv_head, count = work.count;
 
-  const auto passing = [&](int i) {
-    if (!kOwnsKeys) return Passing{range.begin + i * kOther, own_head};
-    return Passing{range.begin + i % tiles * kOther, kv_head * shape.group + i / tiles};
-  };
+  Passing passing = work.first_passing(), coming = passing;
   const auto fetch = [&](int i) {
     typename Tile::Stage& stage = m.stages[i % 2];
-    const Passing p = passing(i);
+    const Passing p = coming;
     if constexpr (kOwnsKeys) {
       const int64_t token = of.token + p.first;
       const int rows = of.queries - p.first, column = p.head * dim;
@@ -178,7 +129,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     }
     end_copies();
     if (shape.dropout.any) {
-      draw_mask<kQueries, kGroups, Tile::kThreads>(stage.mask, shape,
+      draw_mask<kQueries, kGroups, Tile::kThreads>(stage.mask, shape.dropout, shape.heads,
                                                    of.token + (kOwnsKeys ? p.first : own), p.head,
                                                    kOwnsKeys ? own : p.first);
     }
@@ -198,8 +149,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   }
   if (count > 0) fetch(0);
   if constexpr (!kOwnsKeys) {
-    sum_dots<Tile>(m, g, of.token + own, own_rows, own_head, dots + own_head * dots_stride,
-                   vectors_in);
+    sum_dots<Tile>(m.log_sum_exp, m.dots, g, of.token + own, own_rows, own_head,
+                   dots + own_head * dots_stride, vectors_in);
   }
 
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
@@ -215,7 +166,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   const auto compute = [&](int i) {
     const typename Tile::Stage& stage = m.stages[i % 2];
-    const Passing p = passing(i);
+    const Passing p = passing;
     const uint32_t first = shared_address(stage.first), second = shared_address(stage.second);
     float weight[kN][4] = {}, dscore[kN][4] = {};
     multiply_rows<Tile>(weight, own_lane, first + row_lane);
@@ -286,7 +237,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   };
 
   for (int i = 0; i < count; ++i) {
+    passing = coming;
     if (i + 1 < count) {
+      work.advance(coming);
       fetch(i + 1);
       wait_copies<1>();
     } else {

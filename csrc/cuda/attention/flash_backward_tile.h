@@ -1,8 +1,7 @@
 // What a block of flash_backward.cu has in shared memory, and how it gets there.
 #pragma once
 
-#include "cuda/attention/attention_backward.h"
-#include "cuda/attention/flash_tile.h"
+#include "cuda/attention/tiled_work.h"
 
 namespace fusewire::cuda {
 
@@ -66,23 +65,5 @@ struct BackwardTile {
     }
   }
 };
-
-// The keys of which the mask of dropout keeps the weights, of kQueries queries from packed token
-// `token` on and kGroups groups of keys.
-template <int kQueries, int kGroups, int kThreads>
-__device__ __forceinline__ void draw_mask(uint8_t* mask, const AttentionShape& shape, int token,
-                                          int head, int first_key) {
-  for (int i = threadIdx.x; i < kQueries * kGroups; i += kThreads) {
-    const uint32_t row = static_cast<uint32_t>((token + i / kGroups) * shape.heads + head);
-    const PhiloxWords words = shape.dropout.words(row, first_key / kDropoutGroup + i % kGroups);
-    uint32_t kept = 0;
-#pragma unroll
-    for (int key = 0; key < kDropoutGroup; ++key) {
-      const uint32_t number = key % 2 ? words.x[key / 2] >> 16 : words.x[key / 2] & 0xffff;
-      kept |= static_cast<uint32_t>(number >= shape.dropout.threshold) << key;
-    }
-    mask[i] = static_cast<uint8_t>(kept);
-  }
-}
 
 }  // namespace fusewire::cuda
