@@ -78,6 +78,8 @@ GPU_ATTENTIONS = (
         for dim in (*HEAD_DIMS, 256)
     ),
     *(Attention((400, 33), 2, dim, **CAUSAL) for dim in (64, 128, 256)),
+    *(Attention((1, 63, 64, 65, 127, 128, 129, 500), 2, dim, **CAUSAL) for dim in (64, 128)),
+    *(Attention((70, 300, 9), 4, dim, 2, (300, 250, 200), **window(90)) for dim in (64, 128)),
     Attention((60, 20), 4, 64, kv_heads=2),
     Attention(RAGGED_256, 12, 64),
     Attention(RAGGED_16, 12, 64),

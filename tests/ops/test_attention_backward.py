@@ -45,8 +45,20 @@ def test_bits_do_not_depend_on_threads_or_on_the_run(shape: Attention, place: Pl
         k.set_num_threads(before)
 
 
-# Around the tiles of a GPU's kernels, and what these do in ways of their own.
+# Around the tiles of a GPU's kernels, and what these do in ways of their own. On Hopper those of
+# head_dim 64 and 128 have kernels by wgmma where rows are aligned ("dense", "strided"), and those
+# of all GPUs where they are not ("unaligned").
+AROUND_TILES = (1, 63, 64, 65, 127, 128, 129, 500)
 GPU_SHAPES = [
+    Attention(AROUND_TILES, 2, 64, **CAUSAL),
+    Attention(AROUND_TILES, 2, 64, dropout=0.1),
+    Attention(AROUND_TILES, 2, 128, **CAUSAL),
+    Attention((1030, 3), 4, 64, kv_heads=1, dropout=0.1, **CAUSAL),
+    Attention((257, 3, 31, 64), 4, 128, kv_heads=2, dropout=0.1),
+    Attention((700, 5), 2, 64, left=100, right=0),
+    Attention((70, 300, 9), 4, 64, kv_heads=2, key_lengths=(300, 70, 200)),
+    Attention((200, 70, 9), 2, 64, key_lengths=(300, 90, 200), **CAUSAL),
+    Attention((150, 64), 2, 128, key_lengths=(64, 300), dropout=0.2),
     Attention((64, 65, 63, 1, 128, 200), 3, 64),
     Attention((260, 31), 2, 64, dropout=0.1, **CAUSAL),
     Attention((130, 64), 6, 128, kv_heads=2, **CAUSAL),

@@ -34,6 +34,8 @@ void attention(const AttentionArguments& a, const Stream& stream) {
     split_attention<T>(a, stream);
   } else if (large_tiles_pay(a) && sm90_attention_fits(a)) {
     sm90_attention<T>(a, stream);
+  } else if (sm90_masked_attention_fits(a)) {
+    sm90_masked_attention<T>(a, stream);
   } else {
     flash_attention<T>(a, stream);
   }

@@ -78,6 +78,12 @@ bool sm90_attention_fits(const AttentionArguments& a);
 template <class T>
 void sm90_attention(const AttentionArguments& a, const Stream& stream);
 
+// That with masks, keys of their own, dropout and log_sum_exp too: all but a bias or a cap,
+// head_dim 64 or 128. `fits` says whether it can be used.
+bool sm90_masked_attention_fits(const AttentionArguments& a);
+template <class T>
+void sm90_masked_attention(const AttentionArguments& a, const Stream& stream);
+
 // A batch of so few short sequences (plain, head_dim 64) that each tile of 16 queries of a head has
 // a multiprocessor to itself. `fits` says whether it is one.
 bool split_attention_fits(const AttentionArguments& a);

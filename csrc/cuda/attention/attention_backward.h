@@ -119,6 +119,12 @@ __device__ __forceinline__ const float* biases_of(const AttentionShape& shape, i
   return shape.bias ? shape.bias + head * (2 * shape.bias_span - 1) + shape.bias_span - 1 : nullptr;
 }
 
+// Our kernels for Hopper (T is __half or __nv_bfloat16): head_dim 64 or 128 without bias or cap,
+// rows that TMA can address. `fits` says whether they can be used.
+bool sm90_attention_backward_fits(const AttentionBackwardArguments& g);
+template <class T>
+void sm90_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
+
 // Tensor cores by mma.sync (T is __half or __nv_bfloat16). `fits` says whether a head is as narrow
 // as they want it, and no gradient of a bias is wanted.
 bool flash_attention_backward_fits(const AttentionBackwardArguments& g);

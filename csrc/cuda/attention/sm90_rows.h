@@ -1,0 +1,150 @@
+// What Hopper's attentions of training share: a warpgroup, which is a block, owns 64 rows of a
+// head, and tiles of 64 others pass by TMA. Products are wgmma, and their factors leave the softmax
+// in registers. Several blocks of a multiprocessor hide one another's softmax.
+//
+// Rows of a tile beyond the sequence's end belong to the next sequence or are padding that may hold
+// anything, NaN too. Where they pass they are zeroed in shared memory, before any product reads
+// them; own ones spoil nothing but themselves, and are not written.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/attention/attention.h"
+#include "cuda/attention/sm90_attend.h"
+#include "cuda/sm90_tma.h"
+
+namespace fusewire::cuda::sm90 {
+
+// Of heads of width kDim; kStages - 1 tiles are fetched ahead, and a multiprocessor should hold
+// kBlocks blocks. Matrices in shared memory are [kDim / 64][64][64] with TMA's swizzle.
+template <class Element, int dim, int depth, int blocks>
+struct RowsTile {
+  static_assert(dim % 64 == 0);
+  using T = Element;
+  static constexpr int kDim = dim, kStages = depth, kBlocks = blocks;
+  static constexpr int kOwn = 64, kOther = 64, kThreads = 128;
+  static constexpr int kChunks = kDim / 8;  // of 16 bytes in a row
+  static constexpr int kMaskBytes = kOwn * kOther / kDropoutGroup;
+
+  struct Stage {
+    T first[kOther * kDim];   // q or k
+    T second[kOther * kDim];  // dout or v
+  };
+};
+
+// Whether these kernels can read rows, and compute a shape: no bias, no cap.
+inline bool rows_fit(const HeadRows& rows) {
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0;
+}
+inline bool shape_fits(const AttentionArguments& a) {
+  static const bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
+  return hopper && (a.head_dim == 64 || a.head_dim == 128) && !a.bias && a.soft_cap <= 0 &&
+         rows_fit(a.q) && rows_fit(a.k) && rows_fit(a.v) && rows_fit(HeadRows{a.out, a.out_stride});
+}
+
+// Of rows of heads, in boxes of 64 rows and 64 columns.
+inline CUtensorMap rows_map(DType dtype, const HeadRows& rows, int64_t count, int64_t heads,
+                            int64_t head_dim) {
+  return matrix_map(dtype, rows.data, count, heads * head_dim, rows.stride, 64, 64);
+}
+
+// One thread: 64 rows of a head.
+template <int kDim, class T>
+__device__ __forceinline__ void load_rows(T* to, const CUtensorMap* map, int row, int column,
+                                          uint64_t* full) {
+#pragma unroll
+  for (int half = 0; half < kDim / 64; ++half) {
+    tma_load(to + half * 64 * 64, map, row, column + half * 64, full);
+  }
+}
+
+// All threads: zeros to the rows of a stage from `rows` on.
+template <class Tile>
+__device__ __forceinline__ void clear_rows(typename Tile::Stage& stage, int rows) {
+#pragma unroll
+  for (int half = 0; half < Tile::kDim / 64; ++half) {
+    for (int i = rows * 8 + threadIdx.x; i < Tile::kOther * 8; i += Tile::kThreads) {
+      reinterpret_cast<uint4*>(stage.first + half * 64 * 64)[i] = {};
+      reinterpret_cast<uint4*>(stage.second + half * 64 * 64)[i] = {};
+    }
+  }
+  fence_async_shared();
+  __syncthreads();
+}
+
+// own . other^T, of 64 rows each, left in flight.
+template <class Tile>
+__device__ __forceinline__ void multiply_rows(float (&sum)[Tile::kOther / 2],
+                                              const typename Tile::T* own,
+                                              const typename Tile::T* other) {
+  const uint64_t a = k_major_descriptor(own), b = k_major_descriptor(other);
+#pragma unroll
+  for (int d = 0; d < Tile::kDim / 16; ++d) {
+    wgmma<Tile::kOther, typename Tile::T>(sum, a + d / 4 * (64 * 128 / 16) + d % 4 * 2,
+                                          b + d / 4 * (64 * 128 / 16) + d % 4 * 2, d > 0);
+  }
+}
+
+// sum += factors . other, of 64 rows and kDim columns, left in flight.
+template <class Tile>
+__device__ __forceinline__ void add_rows(float (&sum)[Tile::kDim / 2],
+                                         const uint32_t (&factors)[Tile::kOther / 16][4],
+                                         const typename Tile::T* other) {
+  const uint64_t b = n_major_descriptor(other, 64 * 128);
+#pragma unroll
+  for (int j = 0; j < Tile::kOther / 16; ++j) {
+    wgmma<Tile::kDim, typename Tile::T, true>(sum, factors[j], b + j * 128, true);
+  }
+}
+
+// Of a row of queries, which of a tile's keys the mask of dropout keeps: bit 8 n % 32 + i of a word
+// is of the i-th of this lane's two keys in the n-th eight, the first four of which are in x.
+__device__ __forceinline__ uint2 kept_keys(const uint8_t* mask, int row) {
+  const uint2 words = load_shared_8(shared_address(mask + row * (64 / kDropoutGroup)));
+  const int pair = threadIdx.x % 4 * 2;
+  return {words.x >> pair, words.y >> pair};
+}
+__device__ __forceinline__ bool keeps(const uint2& words, int n, int i) {
+  return (n < 4 ? words.x : words.y) & 1u << (n % 4 * 8 + i);
+}
+
+template <class T, int kSize>
+__device__ __forceinline__ void pack_factors(uint32_t (&to)[kSize / 8][4],
+                                             const float (&from)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize / 2; ++i) to[i / 4][i % 4] = pack<T>(from[2 * i], from[2 * i + 1]);
+}
+
+// The warp's 16 rows to memory, of which `rows` are there, times `scale`, that of a lane's two
+// rows: whole lines, by way of `lines` of shared memory, where its own ones lay.
+template <class Tile>
+__device__ __forceinline__ void write_rows(const float (&sum)[Tile::kDim / 2],
+                                           const float (&scale)[2], uint32_t lines,
+                                           typename Tile::T* to, int64_t stride, int rows) {
+  using T = typename Tile::T;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < Tile::kDim / 16; ++j) {  // 16 columns
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* from = sum + 8 * j + 2 * i;
+      words[i] = pack<T>(from[0] * scale[i % 2], from[1] * scale[i % 2]);
+    }
+    const int chunk = (j % 4 * 2 + lane / 16) ^ lane % 8;  // as TMA swizzles
+    store_matrices(lines + j / 4 * (64 * 128) + lane % 16 * 128 + chunk * 16, words);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16; i += 4) {
+    const int row = lane / 8 + i, chunk = lane % 8;
+#pragma unroll
+    for (int half = 0; half < Tile::kDim / 64; ++half) {
+      const uint4 line =
+          load_shared_16(lines + half * (64 * 128) + row * 128 + (chunk ^ row % 8) * 16);
+      if (row < rows) *reinterpret_cast<uint4*>(to + row * stride + half * 64 + chunk * 8) = line;
+    }
+  }
+}
+
+}  // namespace fusewire::cuda::sm90
