@@ -1,5 +1,5 @@
-"""The GPU's benchmarks: `python -m benchmarks.gpu [encoder kernels gemm attention memory served
-generation seq2seq]`.
+"""The GPU's benchmarks: `python -m benchmarks.gpu [encoder kernels gemm attention
+attention_training memory served generation seq2seq]`.
 
 Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
 of the rows that are there. `python -m benchmarks.pages --take` brings them into the documentation.
@@ -22,6 +22,7 @@ BENCHMARKS = (
     "kernels",
     "gemm",
     "attention",
+    "attention_training",
     "memory",
     "served",
     "generation",

@@ -174,6 +174,7 @@ _OF_BENCHMARK = {
     "kernels": _kernels,
     "gemm": lambda row: [],
     "attention": _attention,
+    "attention_training": lambda row: [],
     "memory": _memory,
     "served": _served,
     "generation": _generation,

@@ -105,6 +105,14 @@ def _attention(rows: Rows) -> str:
     )
 
 
+def _attention_training(rows: Rows) -> str:
+    return _shares(
+        rows,
+        "Attention in training, in bf16 (heads x head_dim, sequences x tokens): TFLOP/s:",
+        lambda row: f"{row['tflops']:.0f}",
+    )
+
+
 def _shares(rows: Rows, title: str, cell: Callable[[dict[str, Any]], str]) -> str:
     """A line a case, a column a system."""
     systems = _systems(rows)
@@ -275,6 +283,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "kernels": _kernels,
     "gemm": _gemm,
     "attention": _attention,
+    "attention_training": _attention_training,
     "memory": _memory,
     "served": _served,
     "images": _images,
