@@ -197,18 +197,27 @@ class Placement:
         stored: str,
         codes: NDArray[np.uint8],
         scales: NDArray[np.float32],
+        input_scale: float,
         bias: NDArray[Any] | None,
         name: str,
     ) -> kernels.Linear:
-        """Of the bytes [out_features, in_features] of a format, int8 or float8_e4m3, and the scale
-        of each row, both as they are."""
+        """Of the bytes [out_features, in_features] of a format, int8, float8_e4m3 or
+        float8_e4m3_blocks, and the scale of each row or block, both as they are; and the scale of
+        what it is multiplied by, 0 where that is found."""
         on_host = [
             kernels.Tensor.from_numpy(np.ascontiguousarray(each)) for each in (codes, scales)
         ]
         biases = None
         if bias is not None:
             biases = kernels.Tensor.from_numpy(converted(bias, self.dtype, name))
-        return kernels.Linear(on_host[0], biases, self.stream, format=stored, scales=on_host[1])
+        return kernels.Linear(
+            on_host[0],
+            biases,
+            self.stream,
+            format=stored,
+            scales=on_host[1],
+            input_scale=input_scale,
+        )
 
     @property
     def has_int4(self) -> bool:

@@ -25,7 +25,9 @@ struct GemmOperand {
 
 // out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + beta * residual, accumulated in fp32.
 // bias [n] and residual may be null; residual may be out. Strides count elements. Between kernels x
-// and weight may both be of 8 bits with a scale a row: float8_e4m3, or int8 where `integers`.
+// and weight may both be of 8 bits with a scale a row: float8_e4m3, or int8 where `integers`. Of
+// `blocks` (float8_e4m3) the scales are of x [float8_blocks(k), m rounded up to 4], of the weight
+// [float8_blocks(n), float8_blocks(k)].
 struct GemmArguments {
   void* out = nullptr;
   int64_t out_stride = 0;
@@ -36,13 +38,14 @@ struct GemmArguments {
   const void* residual = nullptr;
   int64_t residual_stride = 0;
   float beta = 1.0f;
-  bool integers = false;
+  bool integers = false, blocks = false;
+  float input_scale = 0;  // as of a Weight
 };
 
 // A weight [n, k], or transposed, [k, n], of the device or the host, in the dtype of the table that
-// the kernels are in. Of a scaled format packing fills scales [n], of the packed weight's device,
-// from `given` where that is not null, else from the weight. `codes`: the weight is the format's
-// own bytes, int8 or e4m3, of the scales that are given.
+// the kernels are in. Of a scaled format packing fills scales (scales_of), of the packed weight's
+// device, from `given` where that is not null, else from the weight. `codes`: the weight is the
+// format's own bytes, int8 or e4m3, of the scales that are given; of blocks it always is.
 struct PackArguments {
   void* packed;
   const void* weight;

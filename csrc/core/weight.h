@@ -13,12 +13,20 @@ namespace fusewire {
 
 // How the numbers of a weight are stored. A format is a row of kFormats and a row in the table of
 // every target that computes with it (GemmKernels in core/gemm.h).
-enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8, kFloat8E4M3, kInt4 };
+enum class Format : uint8_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kInt8,
+  kFloat8E4M3,
+  kFloat8Blocks,
+  kInt4
+};
 
 struct FormatRow {
   const char* name;
   DType element;  // of what is stored
-  bool scaled;    // each row, or group of a row's inputs, has a scale
+  bool scaled;    // each row, block, or group of a row's inputs, has a scale
 };
 
 inline constexpr FormatRow kFormats[] = {
@@ -27,7 +35,8 @@ inline constexpr FormatRow kFormats[] = {
     {"bfloat16", DType::kBFloat16, false},
     {"int8", DType::kUInt8, true},         // symmetric: the largest magnitude of a row is 127
     {"float8_e4m3", DType::kUInt8, true},  // the largest magnitude of a row is 448
-    {"int4", DType::kUInt8, true},         // two numbers a byte; groups, with zero points
+    {"float8_e4m3_blocks", DType::kUInt8, true},
+    {"int4", DType::kUInt8, true},  // two numbers a byte; groups, with zero points
 };
 
 constexpr const char* name_of(Format format) {
@@ -42,7 +51,22 @@ inline Format format_named(std::string_view name) {
   for (size_t i = 0; i < std::size(kFormats); ++i) {
     if (name == kFormats[i].name) return static_cast<Format>(i);
   }
-  fail("format: got '", name, "', wanted float32, float16, bfloat16, int8 or float8_e4m3");
+  fail("format: got '", name,
+       "', wanted float32, float16, bfloat16, int8, float8_e4m3 or float8_e4m3_blocks");
+}
+
+// Rows and inputs of a block of kFloat8Blocks, which have one scale; and inputs of a row that it is
+// multiplied by, which is quantised so, too.
+inline constexpr int64_t kFloat8Block = 128;
+
+constexpr int64_t float8_blocks(int64_t size) {
+  return (size + kFloat8Block - 1) / kFloat8Block;
+}
+
+// How many scales a weight [rows, inputs] has, but for those of groups: [rows], or of blocks
+// [float8_blocks(rows), float8_blocks(inputs)].
+constexpr int64_t scales_of(Format format, int64_t rows, int64_t inputs) {
+  return format == Format::kFloat8Blocks ? float8_blocks(rows) * float8_blocks(inputs) : rows;
 }
 
 // The format that keeps a tensor's numbers as they are.
@@ -63,9 +87,11 @@ struct Weight {
   int64_t out_features = 0, in_features = 0;  // of this shard
   std::shared_ptr<void> data;                 // packed as the target reads the format
   // The number at (row, i) is scales[row, i / group] * (stored - zeros[row, i / group]); null:
-  // none. Of int4 both are in one word each (cuda/gemm/int4_weight.h).
+  // none. Of int4 both are in one word each (cuda/gemm/int4_weight.h). Of blocks of rows, too, a
+  // block has one.
   std::shared_ptr<void> scales, zeros;
-  int64_t group = 0;  // neighbouring inputs of a row with one scale and zero; 0: the whole row
+  int64_t group = 0;      // neighbouring inputs of a row with one scale and zero; 0: the whole row
+  float input_scale = 0;  // that what it is multiplied by is quantised with; 0: by its own numbers
   Shard shard;
   bool transposed = false;  // packed from [in_features, out_features]
 };

@@ -56,6 +56,16 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* 
       : "memory");
 }
 
+// The same of `bytes` in a row, without a map: addresses and bytes are multiples of 16.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // One thread, after fence_async_shared() by the writers of `from` and a barrier: starts writing the
 // box. Before `from` is written again the same thread calls tma_store_commit() and
 // tma_store_wait().

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "core/allocator.h"
 #include "core/runtime.h"
 #include "ops/dispatch.h"
@@ -58,24 +60,41 @@ void check_weight(Check& check, const Tensor& weight, const Tensor* bias, bool t
 }  // namespace
 
 Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed,
-               std::optional<Format> format, const Tensor* scales) {
+               std::optional<Format> format, const Tensor* scales, float input_scale) {
   const Stream source = memory_of(weight, stream);
   Check check("Linear", source);
   Dim out("out_features"), in("in_features");
   check_weight(check, weight, bias, transposed, out, in);
   const DType dtype = dtype_of(weight, stream);
   weight_.format = format.value_or(format_of(dtype));
-  check.require(!of_codes(weight) || (scaled(weight_.format) && scales), "weight: got uint8 ",
-                scales ? "in " : "without scales in ", name_of(weight_.format),
-                ", wanted scales and the format int8 or float8_e4m3, or floats");
+  check.require(
+      !of_codes(weight) || (scaled(weight_.format) && scales), "weight: got uint8 ",
+      scales ? "in " : "without scales in ", name_of(weight_.format),
+      ", wanted scales and the format int8, float8_e4m3 or float8_e4m3_blocks, or floats");
+  const bool blocks = weight_.format == Format::kFloat8Blocks;
+  check.require(!blocks || of_codes(weight), "weight: got ", name_of(weight.dtype),
+                " in float8_e4m3_blocks, wanted its uint8 codes and scales");
   check.require(weight_.format != Format::kInt8 || in.size <= kMostInt8Inputs, "in_features: got ",
                 in.size, " of an int8 weight, wanted at most ", kMostInt8Inputs,
                 ", whose products 32 bits can sum; choose another format");
   if (scales) {
     check.require(scaled(weight_.format), "scales: got some for a ", name_of(weight_.format),
                   " weight, wanted none; they belong to int8 and float8_e4m3");
-    check.is("scales", *scales, DType::kFloat32, {&out});
+    Dim row_blocks("out_features / 128", float8_blocks(out.size));
+    Dim column_blocks("in_features / 128", float8_blocks(in.size));
+    if (blocks) {
+      check.is("scales", *scales, DType::kFloat32, {&row_blocks, &column_blocks});
+    } else {
+      check.is("scales", *scales, DType::kFloat32, {&out});
+    }
+    check.contiguous("scales", *scales);
   }
+  check.require(input_scale == 0 || weight_.format == Format::kFloat8E4M3,
+                "input_scale: got one for a ", name_of(weight_.format),
+                " weight, wanted none; it belongs to float8_e4m3");
+  check.require(std::isfinite(input_scale) && input_scale >= 0, "input_scale: got ", input_scale,
+                ", wanted a finite number greater than 0, or none");
+  weight_.input_scale = input_scale;
   weight_.out_features = out.size;
   weight_.in_features = in.size;
   weight_.transposed = transposed;
@@ -95,7 +114,8 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
     weight_.data = allocator.allocate(bytes_, "weights", stream);
   }
   if (scaled(weight_.format)) {
-    const size_t bytes = static_cast<size_t>(out.size) * sizeof(float);
+    const auto count = static_cast<size_t>(scales_of(weight_.format, out.size, in.size));
+    const size_t bytes = count * sizeof(float);
     weight_.scales = allocator.allocate(bytes, "weights", stream);
     bytes_ += bytes;
   }
@@ -130,6 +150,10 @@ void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& str
   Dim out("out_features", out_features()), in("in_features", in_features());
   check_weight(check, weight, bias, weight_.transposed, out, in);
   check.require(!of_codes(weight), "weight: got uint8, wanted floats");
+  check.require(
+      weight_.format != Format::kFloat8Blocks,
+      "weight: got floats for a Linear of float8_e4m3_blocks, which keeps its codes; make "
+      "another");
   gemm_of(weight_, weight.dtype, check, stream);
   check.require(!bias == !bias_, "bias: wanted one where the Linear was made with one, else none");
   check.require(refreshes_from(weight, bias),
@@ -212,6 +236,7 @@ Product product(Check& check, const Tensor& out, const Tensor& x, const Linear& 
   a.k = in.size;
   a.bias = linear.bias();
   a.activation = activation;
+  a.input_scale = weight.input_scale;
   if (residual) {
     a.residual = residual->data;
     a.residual_stride = residual->row_stride;

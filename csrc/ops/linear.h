@@ -20,9 +20,13 @@ class Linear {
   // weight W[out, in] it is the product dy . W, the gradient of the input).
   // `format`: that the weight is packed in, the tensor's own if there is none. `scales`
   // float32[out_features], where the weight is, for a format that has them; null: of the weight. A
-  // uint8 weight is the bytes of int8 numbers, whose scales are given, in that format.
+  // uint8 weight is the bytes of the format's numbers, whose scales are given. Of
+  // float8_e4m3_blocks it always is, and the scales are [out_features / 128, in_features / 128],
+  // rounded up. `input_scale`: with which what a float8_e4m3 weight is multiplied by is quantised
+  // (448 times it and more become that); 0: each row by its own largest magnitude.
   Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed = false,
-         std::optional<Format> format = std::nullopt, const Tensor* scales = nullptr);
+         std::optional<Format> format = std::nullopt, const Tensor* scales = nullptr,
+         float input_scale = 0);
 
   // Of 4-bit numbers: codes uint8[out_features, in_features / 2], the first of two in the low bits,
   // stand for scales * (code - zeros), float32 and uint8 [out_features, groups] of neighbouring

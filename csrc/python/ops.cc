@@ -124,20 +124,25 @@ void register_ops(py::module_& m) {
       "weight[out_features, in_features] packed for the target, with its bias; both come from "
       "the stream's device or both from the host. nbytes: of what it holds by itself, which a "
       "weight on a GPU is not. transposed: the weight is [in_features, out_features]. "
-      "format: that it is packed in, float32, float16, bfloat16, int8 or float8_e4m3, None: the "
-      "tensor's own. scales: float32[out_features] of an int8 or float8_e4m3 weight, None: as its "
-      "rows' largest magnitudes have it. A uint8 weight is the bytes of int8 or float8_e4m3 "
-      "numbers "
-      "themselves, whose scales are given.")
+      "format: that it is packed in, float32, float16, bfloat16, int8, float8_e4m3 or "
+      "float8_e4m3_blocks, None: the tensor's own. scales: float32[out_features] of an int8 or "
+      "float8_e4m3 weight, None: as its rows' largest magnitudes have it. A uint8 weight is the "
+      "bytes of the format's numbers themselves, whose scales are given; that of "
+      "float8_e4m3_blocks always is, with scales [out_features / 128, in_features / 128], rounded "
+      "up. input_scale: with which what a float8_e4m3 weight is multiplied by is quantised, with "
+      "saturation; 0: each row by its own largest magnitude.")
       .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream,
-                       bool transposed, std::optional<std::string> format, const Tensor* scales) {
+                       bool transposed, std::optional<std::string> format, const Tensor* scales,
+                       float input_scale) {
              std::optional<Format> named;
              if (format) named = format_named(*format);
-             return std::make_shared<Linear>(weight, bias, stream, transposed, named, scales);
+             return std::make_shared<Linear>(weight, bias, stream, transposed, named, scales,
+                                             input_scale);
            }),
            py::arg("weight"), py::arg("bias") = py::none(),
            py::arg_v("stream", Stream{}, "Stream()"), py::arg("transposed") = false,
-           py::arg("format") = py::none(), py::arg("scales") = py::none())
+           py::arg("format") = py::none(), py::arg("scales") = py::none(),
+           py::arg("input_scale") = 0.0f)
       .def_static(
           "of_int4",
           [](const Tensor& codes, const Tensor& scales, const Tensor* zeros, const Tensor* bias,

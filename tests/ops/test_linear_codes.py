@@ -1,5 +1,6 @@
-"""What products with weights of 8 bits, float8_e4m3 and int8, have in common on GPUs that have
-them: rows are quantised as they are made, and what is stored is multiplied as it is."""
+"""What products with weights of 8 bits, float8_e4m3, by row and in blocks, and int8, have in common
+on GPUs that have them: rows are quantised as they are made, and what is stored is multiplied as it
+is."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import LAYOUTS, Operands, normal
+from tests.ops.float8_rows import blocks_of
 from tests.places import GPU_FP32, GPU_HALVES, rounded
 
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
-STORED = pytest.mark.parametrize("stored", ["float8_e4m3", "int8"])
+STORED = pytest.mark.parametrize("stored", ["float8_e4m3", "float8_e4m3_blocks", "int8"])
+BY_ROW = pytest.mark.parametrize("stored", ["float8_e4m3", "int8"])
 # Of a warp's row, of a block's, of none; no multiple of a vector.
 WIDTHS = [8, 40, 300, 513, 770, 1024, 2056, 4104, 8200, 16400]
 
@@ -27,6 +30,8 @@ def hopper(place: Placement) -> None:
 def linear_of(
     place: Placement, stored: str, weight: np.ndarray, bias: np.ndarray | None = None
 ) -> k.Linear:
+    if stored == "float8_e4m3_blocks":
+        return place.codes_linear(stored, *blocks_of(weight), 0.0, bias, "weight")
     given = None if bias is None else place.floats(bias)
     return k.Linear(place.floats(weight), given, place.stream, format=stored)
 
@@ -109,7 +114,7 @@ def test_what_is_no_number_stays_in_its_row(stored: str, place: Placement):
         np.testing.assert_array_equal(np.delete(got, [1, 2, 3], 0), np.delete(right, [1, 2, 3], 0))
 
 
-@STORED
+@BY_ROW
 @ON_GPUS
 @pytest.mark.parametrize("inner", [16, 45, 770])
 def test_codes_may_be_given_themselves(inner: int, stored: str, place: Placement):
@@ -130,7 +135,7 @@ def test_codes_may_be_given_themselves(inner: int, stored: str, place: Placement
     right = product(o, x, linear_of(place, stored, weight, bias))
     host = [k.Tensor.from_numpy(each) for each in (codes, scales)]
     there = [place.exact(codes, np.uint8), place.exact(scales, np.float32)]
-    from_host = place.codes_linear(stored, codes, scales, bias, "weight")
+    from_host = place.codes_linear(stored, codes, scales, 0.0, bias, "weight")
     of_device = k.Linear(there[0], place.floats(bias), place.stream, format=stored, scales=there[1])
     bare = k.Linear(host[0], None, place.stream, format=stored, scales=host[1])
     np.testing.assert_array_equal(product(o, x, from_host), right)
@@ -140,7 +145,7 @@ def test_codes_may_be_given_themselves(inner: int, stored: str, place: Placement
     assert from_host.format == stored
 
 
-@STORED
+@BY_ROW
 @ON_GPUS
 def test_a_transposed_weight_is_refused(stored: str, place: Placement):
     weight = place.floats(np.ones((32, 16), np.float32))
@@ -148,7 +153,7 @@ def test_a_transposed_weight_is_refused(stored: str, place: Placement):
         k.Linear(weight, None, place.stream, transposed=True, format=stored)
 
 
-@STORED
+@BY_ROW
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)
 def test_float32_refuses_them(stored: str, place: Placement):
     assert stored not in k.weight_formats(place.dtype, place.stream)

@@ -11,6 +11,7 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import LAYOUTS, Operands, normal
+from tests.ops.float8_rows import exactly, rounded_rows, rounded_with
 from tests.places import CPU, GPU_HALVES, TORCH_DTYPES, rounded
 from tests.tolerance import Allowed, allowed_error, float8_sums
 
@@ -33,25 +34,11 @@ SHAPES = [
 # Of a warp's row, of a block's, of none; no multiple of a vector.
 WIDTHS = [8, 40, 300, 513, 770, 1024, 2056, 4104, 8200, 16400]
 
-Rounded = tuple[torch.Tensor, torch.Tensor]
-
 
 @pytest.fixture(autouse=True)
 def float8(place: Placement) -> None:
     if place.device != "cpu" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("only GPUs of compute capability 9.0 have products of float8_e4m3")
-
-
-def rounded_rows(array: np.ndarray) -> Rounded:
-    """Rows in e4m3, and their scales, as the kernels have them: the oracle."""
-    rows = torch.from_numpy(array).float()
-    top = rows.abs().amax(1, keepdim=True).clamp_min(1e-30)
-    inverse = torch.tensor(448.0) / top
-    return (rows * inverse).to(torch.float8_e4m3fn), top / 448
-
-
-def exactly(rows: Rounded) -> np.ndarray:
-    return (rows[0].double() * rows[1].double()).numpy()
 
 
 def linear_of(place: Placement, weight: np.ndarray, bias: np.ndarray | None = None) -> k.Linear:
@@ -134,6 +121,50 @@ def test_a_product_is_that_of_rounded_rows(shape: tuple, place: Placement, layou
     in_place = o.rows(residual)
     k.linear_add(in_place, o.rows(x), linear, in_place, place.stream)
     expect(o.read(in_place), add=True)
+
+
+@FLOAT8_GPU
+@pytest.mark.parametrize("shape", [(1, 4096, 256), (17, 770, 96), (300, 1024, 768)])
+def test_a_given_scale_is_that_of_all_rows(shape: tuple, place: Placement):
+    """What it does not reach becomes the largest number; in norms and activations too."""
+    o, (x, weight, bias, _) = Operands(place, "dense"), operands(place, shape)
+    scale = float(np.float32(np.abs(x).max() / 2 / 448))
+    codes, scales = rounded_rows(weight)
+    linear = place.codes_linear(
+        "float8_e4m3", codes.view(torch.uint8).numpy(), scales[:, 0].numpy(), scale, bias, "weight"
+    )
+
+    def expect(got: np.ndarray, rows: np.ndarray) -> None:
+        exact = [torch.from_numpy(exactly(e)) for e in (rounded_with(rows, scale), (codes, scales))]
+        sums = F.linear(*exact)
+        once = F.linear(*(e.float() for e in exact), torch.from_numpy(bias))
+        truth = (sums + torch.from_numpy(bias).double()).numpy()
+        assert not allowed(place, truth, once, sums.numpy(), shape[1]).excess(got)
+        found = exactly(rounded_with(rows, scale))
+        assert (np.abs(found) <= 448 * scale).all()
+
+    assert (np.abs(x) > 448 * scale).any()
+    expect(product(o, x, linear), x)
+    ones, made = place.floats(np.ones(shape[1], np.float32)), o.room(*x.shape)
+    out = o.room(len(x), shape[2])
+    k.norm_linear(out, made, o.rows(x), ones, None, 1e-5, False, linear, "none", place.stream)
+    expect(o.read(out), o.read(made))
+    got = o.result(k.activated_linear, out.shape, o.rows(x), "relu", False, linear, None)
+    expect(got, np.maximum(x, 0))
+    x[0, 0] = np.nan
+    got = product(o, x, linear)
+    assert np.isnan(got[0]).all()
+    assert np.isfinite(got[1:]).all()
+
+
+@FLOAT8_GPU
+def test_a_scale_of_inputs_that_cannot_be_is_refused(place: Placement):
+    weight = place.floats(np.ones((32, 16), np.float32))
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(k.Error, match=r"input_scale: got .*, wanted a finite number greater"):
+            k.Linear(weight, None, place.stream, False, "float8_e4m3", None, wrong)
+    with pytest.raises(k.Error, match=r"input_scale: got one for an? int8 weight, wanted none"):
+        k.Linear(weight, None, place.stream, False, "int8", None, 0.5)
 
 
 @FLOAT8_GPU

@@ -11,7 +11,7 @@ from fusewire import kernels
 from fusewire.models.blueprint import Attention, Dense, Embeddings, Norm, Table
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
-from fusewire.weights.quantized import StoredCodes
+from fusewire.weights.quantized import BLOCKS, StoredCodes, joined
 
 
 class Weights:
@@ -146,11 +146,13 @@ class Weights:
             return None
         stored = [self._checkpoint.codes(f"{name}.weight") for name in dense.names]
         parts = [part for part in stored if part is not None]
-        if len(parts) < len(dense.names) or len({part.format for part in parts}) > 1:
+        whole = joined(parts) if len(parts) == len(stored) else None
+        if whole is None or not dense.by_head:
+            return whole
+        if whole.format == BLOCKS:
             return None
-        codes = np.concatenate([part.codes for part in parts])
-        scales = np.concatenate([part.scales for part in parts])
-        return StoredCodes(parts[0].format, _regrouped(codes, dense), _regrouped(scales, dense))
+        codes, scales = (_regrouped(each, dense) for each in (whole.codes, whole.scales))
+        return whole._replace(codes=codes, scales=scales)
 
     def _of_int4(self, dense: Dense) -> kernels.Linear | None:
         """Of 4-bit numbers that the checkpoint has; None where it has none in the same groups for

@@ -33,7 +33,8 @@ using namespace cublaslt;
 
 bool cublaslt_fits(const GemmArguments& a) {
   const bool bias_aligned = !a.bias || alignment_of(a.bias, 0) == 16;
-  return !a.integers && bias_aligned && (!a.residual || a.activation == Activation::kNone);
+  return !a.integers && !a.blocks && bias_aligned &&
+         (!a.residual || a.activation == Activation::kNone);
 }
 
 template <class T>

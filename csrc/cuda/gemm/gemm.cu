@@ -2,7 +2,7 @@
 // A weight serves as it is stored, with k innermost or, transposed, n: packing is a copy. Our own
 // kernels want k innermost; what is transposed is cuBLASLt's. A weight of float8_e4m3 or int8 is
 // multiplied by rows that are quantised just before (quantize_rows.h), or as they are made, both
-// with a scale a row.
+// with a scale a row or, of float8_e4m3_blocks, a block.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -96,7 +96,7 @@ bool on_device(const void* data) {
 }
 
 // What is in 8 bits already, of the host or the device.
-void copy_codes(const PackArguments& a, const Stream& stream) {
+void copy_codes(const PackArguments& a, Format format, const Stream& stream) {
   const size_t columns = static_cast<size_t>(a.k), rows = static_cast<size_t>(a.n);
   const size_t padded = static_cast<size_t>(code_columns(a.k));
   if (padded != columns) {
@@ -105,8 +105,10 @@ void copy_codes(const PackArguments& a, const Stream& stream) {
   check(cudaMemcpy2DAsync(a.packed, padded, a.weight, columns, columns, rows, cudaMemcpyDefault,
                           handle(stream)),
         "pack");
-  check(cudaMemcpyAsync(a.scales, a.given, rows * sizeof(float), cudaMemcpyDefault, handle(stream)),
-        "pack");
+  const auto scales = static_cast<size_t>(scales_of(format, a.n, a.k));
+  check(
+      cudaMemcpyAsync(a.scales, a.given, scales * sizeof(float), cudaMemcpyDefault, handle(stream)),
+      "pack");
 }
 
 // Rows on the host pass through a piece of memory of their own, which leaves no hole among the
@@ -156,9 +158,18 @@ void quantize_weight(const PackArguments& a, const Stream& stream) {
   }
 }
 
+template <class Code>
+constexpr Format kFormatOf = std::is_same_v<Code, int8_t> ? Format::kInt8
+                             : kInBlocks<Code>            ? Format::kFloat8Blocks
+                                                          : Format::kFloat8E4M3;
+
 template <class T, class Code>
 void pack_codes(const PackArguments& a, const Stream& stream) {
-  a.codes ? copy_codes(a, stream) : quantize_weight<T, Code>(a, stream);
+  if (kInBlocks<Code> || a.codes) {
+    copy_codes(a, kFormatOf<Code>, stream);
+  } else if constexpr (!kInBlocks<Code>) {
+    quantize_weight<T, Code>(a, stream);
+  }
   // Products fetch weights before they wait for earlier kernels (launch.h), of which this was one.
   check(cudaStreamSynchronize(handle(stream)), "pack");
 }
@@ -169,8 +180,13 @@ void multiply_codes(const GemmArguments& product, const Stream& stream, Quantize
   GemmArguments a = product;
   a.k = code_columns(product.k);
   a.integers = std::is_same_v<Code, int8_t>;
-  const QuantizedRows rows = quantized_rows_of(stream, a.m, a.k);
-  quantize({rows.data, rows.scales, a.x.data, a.x.stride, a.m, product.k, a.k});
+  a.blocks = kInBlocks<Code>;
+  const int64_t scales = a.blocks ? float8_blocks(a.k) * block_scale_stride(a.m) : a.m;
+  const QuantizedRows rows = quantized_rows_of(stream, a.m, a.k, scales);
+  QuantizeArguments q{rows.data, rows.scales, a.x.data, a.x.stride, a.m, product.k, a.k};
+  q.input_scale = a.input_scale;
+  q.scale_stride = block_scale_stride(a.m);
+  quantize(q);
   a.x = {rows.data, a.k, false, rows.scales};
   a.weight.stride = a.k;
   run<T>(a, stream);
@@ -210,7 +226,7 @@ constexpr GemmKernels kOwnFormat = {format_of(kDTypeOf<T>),
 
 template <class T, class Code>
 constexpr GemmKernels kCodes = {
-    std::is_same_v<Code, int8_t> ? Format::kInt8 : Format::kFloat8E4M3,
+    kFormatOf<Code>,
     {/*transposed_x=*/false, /*transposed_weight=*/false, /*scales=*/true},
     /*packing_copies=*/false,
     /*packs_transposed=*/false,
@@ -235,6 +251,7 @@ const GemmKernels* gemm(Format format) {
   if (format == kOwnFormat<T>.format) return &kOwnFormat<T>;
   if constexpr (!std::is_same_v<T, float>) {
     if (format == Format::kFloat8E4M3 && hopper()) return &kCodes<T, __nv_fp8_e4m3>;
+    if (format == Format::kFloat8Blocks && hopper()) return &kCodes<T, Float8Block>;
     if (format == Format::kInt8 && hopper()) return &kCodes<T, int8_t>;
     if (format == Format::kInt4) return int4_products<T>();
   }

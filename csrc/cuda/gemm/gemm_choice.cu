@@ -69,10 +69,11 @@ GemmKey key_of(const GemmArguments& a) {
   constexpr int64_t kSize = sizeof(T);
   GemmKey key;
   key.dtype = kDTypeOf<T>;
-  const bool float8 = a.x.scales && !a.integers;
+  const bool float8 = a.x.scales && !a.integers && !a.blocks;
   key.epilogue = static_cast<uint16_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
                                        (a.residual != nullptr) << 4 | (a.residual == a.out) << 5 |
-                                       a.weight.transposed << 6 | float8 << 7 | a.integers << 8);
+                                       a.weight.transposed << 6 | float8 << 7 | a.integers << 8 |
+                                       a.blocks << 9);
   const int64_t operand = operand_bytes<T>(a);
   int read = std::min(alignment_of(a.x.data, a.x.stride * operand),
                       alignment_of(a.weight.data, a.weight.stride * operand));
@@ -118,7 +119,7 @@ template <class T>
 GemmChoice first_suggestion(const GemmArguments& a, bool hopper, const Stream& stream) {
   const auto suggested = cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream);
   if (!suggested.empty()) return by_cublaslt(suggested[0]);
-  for (int i = 0; hopper && a.integers && i < sm90_gemm_configurations(); ++i) {
+  for (int i = 0; hopper && (a.integers || a.blocks) && i < sm90_gemm_configurations(); ++i) {
     if (sm90_gemm_fits(a, i)) return by_sm90(i);
   }
   return {};

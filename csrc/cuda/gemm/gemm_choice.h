@@ -32,7 +32,7 @@ namespace fusewire::cuda {
 struct GemmKey {
   DType dtype = DType::kFloat32;
   // activation | bias << 3 | residual << 4 | residual is out << 5 | weight transposed << 6 | x and
-  // weight are e4m3 << 7 | they are int8 << 8
+  // weight are e4m3 << 7 | they are int8 << 8 | they are e4m3 in blocks << 9
   uint16_t epilogue = 0;
   uint8_t read_alignment = 16, write_alignment = 16;  // bytes, 16 at most
   int64_t n = 0, k = 0;

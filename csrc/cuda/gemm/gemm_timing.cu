@@ -104,7 +104,10 @@ class Operands {
     const int64_t x_bytes = lines(a_.m * a_.x.stride * operand + kLine);
     const int64_t out_bytes = lines(a_.m * a_.out_stride * kSize + kLine);
     const int64_t bias_bytes = lines(a_.n * kSize);
-    const int64_t scales = shape.x.scales ? a_.m + kScalesBeyond + a_.n : 0;
+    const int64_t x_scales =
+        kScalesBeyond + (a_.blocks ? float8_blocks(a_.k) * block_scale_stride(a_.m) : a_.m);
+    const int64_t weight_scales = a_.blocks ? float8_blocks(a_.n) * float8_blocks(a_.k) : a_.n;
+    const int64_t scales = shape.x.scales ? x_scales + weight_scales : 0;
     const int64_t filled = weights_ * weight_bytes_ + x_bytes + bias_bytes +
                            (a_.residual ? out_bytes : 0) + lines(scales * sizeof(float));
     memory_ = default_allocator(stream.device)
@@ -117,7 +120,7 @@ class Operands {
       char* last = at + filled - lines(scales * sizeof(float));
       fill<float>(last, scales, stream);
       a_.x.scales = last;
-      a_.weight.scales = reinterpret_cast<float*>(last) + a_.m + kScalesBeyond;
+      a_.weight.scales = reinterpret_cast<float*>(last) + x_scales;
     }
     first_weight_ = at;
     at += weights_ * weight_bytes_;

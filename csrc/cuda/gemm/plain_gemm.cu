@@ -1,6 +1,7 @@
 #include "cuda/activation.h"
 #include "cuda/element.h"
 #include "cuda/gemm/plain_gemm.h"
+#include "cuda/gemm/quantize_rows.h"
 #include "cuda/launch.h"
 
 namespace fusewire::cuda {
@@ -15,6 +16,15 @@ __device__ __forceinline__ int32_t factor(int8_t x) {
 template <class Element>
 __device__ __forceinline__ float factor(Element x) {
   return to_float(x);
+}
+
+// Of sums of e4m3 at k of a row and a column.
+__device__ __forceinline__ float block_scale(const GemmArguments& a, int64_t row, int64_t column,
+                                             int64_t k) {
+  const int64_t block = k / kFloat8Block;
+  const float x = static_cast<const float*>(a.x.scales)[block * block_scale_stride(a.m) + row];
+  return x * static_cast<const float*>(
+                 a.weight.scales)[column / kFloat8Block * float8_blocks(a.k) + block];
 }
 
 // A block's tile; the parts of x and weight it multiplies, of Element, pass through shared memory.
@@ -41,12 +51,12 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
     Sum part = 0;  // rounding grows with the length of a chain of additions
 #pragma unroll
     for (int i = 0; i < kTile; ++i) part += x[ty][i] * weight[tx][i];
-    total += part;
+    total += a.blocks && row < a.m && column < a.n ? part * block_scale(a, row, column, k) : part;
     __syncthreads();
   }
   if (row >= a.m || column >= a.n) return;
   float sum = static_cast<float>(total);
-  if (a.x.scales) {
+  if (a.x.scales && !a.blocks) {
     sum = __fmul_rn(sum, static_cast<const float*>(a.x.scales)[row]);
     sum = __fmul_rn(sum, static_cast<const float*>(a.weight.scales)[column]);
   }

@@ -58,6 +58,8 @@ void quantize_norm(const QuantizeArguments& q, const NormArguments& a, bool cent
                                        const Stream&);
 INSTANTIATE(__half, __nv_fp8_e4m3)
 INSTANTIATE(__nv_bfloat16, __nv_fp8_e4m3)
+INSTANTIATE(__half, Float8Block)
+INSTANTIATE(__nv_bfloat16, Float8Block)
 INSTANTIATE(__half, int8_t)
 INSTANTIATE(__nv_bfloat16, int8_t)
 #undef INSTANTIATE

@@ -1,4 +1,5 @@
-// A row to e4m3 or int8 by the threads that hold it. Code is the type of the numbers.
+// A row to e4m3 or int8 by the threads that hold it. Code is the type of the numbers, Float8Block
+// of those in blocks.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -54,6 +55,16 @@ struct Coding<__nv_fp8_e4m3> {
 };
 
 template <>
+struct Coding<Float8Block> : Coding<__nv_fp8_e4m3> {
+  // A thread has several: one division each.
+  __device__ __forceinline__ static RowScale scale_of(float top) {
+    constexpr float kMost = 448.0f, kLeastTop = 1e-30f;
+    top = fmaxf(top, kLeastTop);
+    return {top * (1.0f / kMost), __fdiv_rn(kMost, top)};
+  }
+};
+
+template <>
 struct Coding<int8_t> {
   // As on the CPU (cpu/int8_scale.h).
   __device__ __forceinline__ static RowScale scale_of(float top) {
@@ -73,10 +84,12 @@ struct Coding<int8_t> {
 };
 
 template <class Code>
-__device__ __forceinline__ RowScale scale_of(unsigned bits, const float* given, int64_t row) {
+__device__ __forceinline__ RowScale scale_of(unsigned bits, const QuantizeArguments& a,
+                                             int64_t row) {
   constexpr unsigned kInfinity = 0x7f800000u;
   if (bits >= kInfinity) return {__uint_as_float(0x7fc00000u), 0.0f};
-  if (given != nullptr) return {given[row], __fdiv_rn(1.0f, given[row])};
+  if (a.given != nullptr) return {a.given[row], __fdiv_rn(1.0f, a.given[row])};
+  if (a.input_scale != 0.0f) return {a.input_scale, __fdiv_rn(1.0f, a.input_scale)};
   return Coding<Code>::scale_of(__uint_as_float(bits));
 }
 
@@ -85,36 +98,64 @@ __device__ __forceinline__ uint32_t larger(uint32_t magnitudes, uint32_t pair) {
   return __vmaxu2(magnitudes, pair & 0x7fff7fffu);
 }
 
+// As the larger of two pairs, of pack i too.
+template <class L, class T>
+__device__ __forceinline__ uint32_t larger(uint32_t magnitudes, const RowPacks<L, T>& x, int i) {
+  const uint4 words = reinterpret_cast<const uint4&>(x[i]);
+  magnitudes = larger(larger(magnitudes, words.x), words.y);
+  return larger(larger(magnitudes, words.z), words.w);
+}
+
+// Pack i times `inverse` to row `out` of a.data.
+template <class Code, class L, class T>
+__device__ __forceinline__ void store_codes(uint8_t* out, int padded, const RowPacks<L, T>& x,
+                                            int i, float inverse) {
+  uint32_t words[2];
+#pragma unroll
+  for (int j = 0; j < 8; j += 4) {
+    const auto at = [&](int e) { return __fmul_rn(element<L, T>(x, i * 8 + j + e), inverse); };
+    const uint32_t four = Coding<Code>::four(at(0), at(1), at(2), at(3));
+    words[j / 4] = inverse == 0.0f ? 0 : four;  // infinities times 0 are no zeros
+  }
+  if (L::column(i) >= padded) return;
+  *reinterpret_cast<uint2*>(out + L::column(i)) = make_uint2(words[0], words[1]);
+}
+
 // Row `row` of a.data and a.scales from the packs x, which are 0 beyond the columns.
 template <class Code, class L, class T>
 __device__ __forceinline__ void quantize_row(const QuantizeArguments& a, const RowPacks<L, T>& x,
                                              int64_t row) {
   static_assert(L::kWidth == 8);
   static_assert(sizeof(T) == 2);
-  uint32_t pairs = 0;
-#pragma unroll
-  for (int i = 0; i < L::kCount; ++i) {
-    const uint4 words = reinterpret_cast<const uint4&>(x[i]);
-    pairs = larger(larger(pairs, words.x), words.y);
-    pairs = larger(larger(pairs, words.z), words.w);
-  }
-  const unsigned top = reduce_bits<L::kThreads>(max(pairs >> 16, pairs & 0xffffu));
-  const unsigned bits = __float_as_uint(unpack<T>(top).x);
-  const RowScale s = scale_of<Code>(bits, a.given, row);
-  if (threadIdx.x % L::kThreads == 0) a.scales[row] = s.scale;
   const int padded = static_cast<int>(a.padded);
   uint8_t* out = a.data + row * padded;
+  const auto bits_of = [](unsigned top) { return __float_as_uint(unpack<T>(top).x); };
+  if constexpr (kInBlocks<Code>) {  // 16 neighbouring threads hold a block
+    constexpr int kBlockThreads = kFloat8Block / 8;
+    static_assert(L::kThreads % kBlockThreads == 0);
 #pragma unroll
-  for (int i = 0; i < L::kCount; ++i) {
-    uint32_t words[2];
+    for (int i = 0; i < L::kCount; ++i) {
+      const uint32_t pairs = larger<L, T>(0, x, i);
+      unsigned top = max(pairs >> 16, pairs & 0xffffu);
 #pragma unroll
-    for (int j = 0; j < 8; j += 4) {
-      const auto at = [&](int e) { return __fmul_rn(element<L, T>(x, i * 8 + j + e), s.inverse); };
-      const uint32_t four = Coding<Code>::four(at(0), at(1), at(2), at(3));
-      words[j / 4] = s.inverse == 0.0f ? 0 : four;  // infinities times 0 are no zeros
+      for (int lanes = kBlockThreads / 2; lanes > 0; lanes /= 2) {
+        top = max(top, __shfl_xor_sync(kWholeWarp, top, lanes));
+      }
+      const RowScale s = scale_of<Code>(bits_of(top), a, row);
+      if (threadIdx.x % kBlockThreads == 0 && L::column(i) < padded) {
+        a.scales[L::column(i) / kFloat8Block * a.scale_stride + row] = s.scale;
+      }
+      store_codes<Code, L, T>(out, padded, x, i, s.inverse);
     }
-    if (L::column(i) >= padded) continue;
-    *reinterpret_cast<uint2*>(out + L::column(i)) = make_uint2(words[0], words[1]);
+  } else {
+    uint32_t pairs = 0;
+#pragma unroll
+    for (int i = 0; i < L::kCount; ++i) pairs = larger<L, T>(pairs, x, i);
+    const unsigned top = reduce_bits<L::kThreads>(max(pairs >> 16, pairs & 0xffffu));
+    const RowScale s = scale_of<Code>(bits_of(top), a, row);
+    if (threadIdx.x % L::kThreads == 0) a.scales[row] = s.scale;
+#pragma unroll
+    for (int i = 0; i < L::kCount; ++i) store_codes<Code, L, T>(out, padded, x, i, s.inverse);
   }
 }
 

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kWideThreads) quantize_wide_kernel(QuantizeArg
   for (int64_t c = threadIdx.x; c < a.cols; c += kWideThreads) {
     bits = max(bits, __float_as_uint(to_float(x[c])) & 0x7fffffffu);
   }
-  const RowScale s = scale_of<Code>(reduce_bits<kWideThreads>(bits), a.given, row);
+  const RowScale s = scale_of<Code>(reduce_bits<kWideThreads>(bits), a, row);
   if (threadIdx.x == 0) a.scales[row] = s.scale;
   for (int64_t c = threadIdx.x; c < a.padded; c += kWideThreads) {
     float down = 0.0f;
@@ -39,6 +39,35 @@ __global__ void __launch_bounds__(kWideThreads) quantize_wide_kernel(QuantizeArg
       down = kDivides ? __fdiv_rn(to_float(x[c]), s.scale) : __fmul_rn(to_float(x[c]), s.inverse);
     }
     a.data[row * a.padded + c] = Coding<Code>::one(down);
+  }
+}
+
+// A warp takes a block at a time.
+template <class T>
+__global__ void __launch_bounds__(kWideThreads) quantize_wide_blocks_kernel(QuantizeArguments a) {
+  constexpr int kNumbers = kFloat8Block / kWarp;
+  static_assert(kNumbers == 4);
+  let_next_start();
+  wait_for_inputs();
+  const int64_t row = blockIdx.x;
+  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  const int lane = threadIdx.x % kWarp;
+  for (int64_t block = threadIdx.x / kWarp; block * kFloat8Block < a.padded;
+       block += kWideThreads / kWarp) {
+    const int64_t column = block * kFloat8Block + lane * kNumbers;
+    float v[kNumbers];
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      v[i] = column + i < a.cols ? to_float(x[column + i]) : 0.0f;
+      bits = max(bits, __float_as_uint(v[i]) & 0x7fffffffu);
+    }
+    const RowScale s = scale_of<Float8Block>(reduce_bits<kWarp>(bits), a, row);
+    if (lane == 0) a.scales[block * a.scale_stride + row] = s.scale;
+    const auto at = [&](int i) { return __fmul_rn(v[i], s.inverse); };
+    const uint32_t four = Coding<Float8Block>::four(at(0), at(1), at(2), at(3));
+    if (column >= a.padded) continue;
+    *reinterpret_cast<uint32_t*>(a.data + row * a.padded + column) = s.inverse == 0.0f ? 0 : four;
   }
 }
 
@@ -97,8 +126,14 @@ void quantize_rows(const QuantizeArguments& a, const Stream& stream) {
     launch(quantize_kernel<T, Code, L>, L::grid(a.rows), L::kBlock, 0, stream, a);
   });
   if (held) return;
-  launch(quantize_wide_kernel<T, Code, false>, static_cast<unsigned>(a.rows), kWideThreads, 0,
-         stream, a);
+  const auto wide = [] {
+    if constexpr (kInBlocks<Code>) {
+      return quantize_wide_blocks_kernel<T>;
+    } else {
+      return quantize_wide_kernel<T, Code, false>;
+    }
+  }();
+  launch(wide, static_cast<unsigned>(a.rows), kWideThreads, 0, stream, a);
 }
 
 template <class T>
@@ -123,10 +158,11 @@ void quantize_activated(const QuantizeArguments& a, Activation activation, bool 
   quantize_rows<T, Code>(a, stream);
 }
 
-QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded) {
+QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded,
+                                int64_t scales) {
   const size_t data = round_up(static_cast<size_t>(rows * padded), 128);
-  const size_t scales = static_cast<size_t>(rows + kScalesBeyond) * sizeof(float);
-  auto* memory = static_cast<uint8_t*>(kept_memory(stream, data + scales));
+  const size_t scale_bytes = static_cast<size_t>(scales + kScalesBeyond) * sizeof(float);
+  auto* memory = static_cast<uint8_t*>(kept_memory(stream, data + scale_bytes));
   return {memory, reinterpret_cast<float*>(memory + data)};
 }
 
@@ -136,6 +172,8 @@ QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padd
                                             const Stream&);
 INSTANTIATE(__half, __nv_fp8_e4m3)
 INSTANTIATE(__nv_bfloat16, __nv_fp8_e4m3)
+INSTANTIATE(__half, Float8Block)
+INSTANTIATE(__nv_bfloat16, Float8Block)
 INSTANTIATE(__half, int8_t)
 INSTANTIATE(__nv_bfloat16, int8_t)
 #undef INSTANTIATE

@@ -1,4 +1,5 @@
-// Rows of numbers in 8 bits with a scale a row: activations by the token, weights by the channel.
+// Rows of numbers in 8 bits with a scale a row, activations by the token, weights by the channel,
+// or with one for each block of a row.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,8 @@
 #include "core/activation.h"
 #include "core/norm.h"
 #include "core/stream.h"
+#include "core/weight.h"
+#include "cuda/gemm/float8_block.h"
 
 namespace fusewire::cuda {
 
@@ -14,20 +17,30 @@ constexpr int64_t kCodeColumns = 16;
 // Scales of rows that tiles reach beyond the last one are read, though not used.
 constexpr int64_t kScalesBeyond = 256;
 
+// Of rows in e4m3 with a scale for each kFloat8Block numbers: the distance from one block's scales
+// to the next one's, whose first has the address that bulk copies want.
+constexpr int64_t block_scale_stride(int64_t rows) {
+  return (rows + 3) / 4 * 4;
+}
+
 // data[r, c] = e4m3(x[r, c] * (448 / top)), nearest even, and scales[r] = top / 448, where top is
 // the largest magnitude of the row, or 1e-30 if that is larger: the scale of zeros is not 0. With
-// `given` its scales take their place, and what these do not reach becomes 448. Columns from cols
-// to `padded` are 0. A row with NaN or infinity is zeros with the scale NaN, which a product with
-// it is, too.
+// `given`, or `input_scale` for all rows, these take their place, and what they do not reach
+// becomes 448. Columns from cols to `padded` are 0. A row with NaN or infinity is zeros with the
+// scale NaN, which a product with it is, too.
+//
+// Of Float8Block each block of a row is such a row, whose scale is scales[block, r].
 //
 // Of int8 127 stands in the place of 448, and a row whose scale would be no normal number is zeros
 // with the scale 0: as on the CPU.
 struct QuantizeArguments {
   uint8_t* data;  // [rows, padded], aligned to 16 bytes
-  float* scales;
+  float* scales;  // [rows], or [float8_blocks(cols), scale_stride]
   const void* x;
   int64_t x_stride, rows, cols, padded;
   const float* given = nullptr;
+  float input_scale = 0;  // 0: none
+  int64_t scale_stride = 0;
 };
 
 template <class T, class Code>
@@ -51,11 +64,11 @@ void quantize_norm(const QuantizeArguments& q, const NormArguments& norm, bool c
 
 struct QuantizedRows {
   uint8_t* data;
-  float* scales;  // kScalesBeyond more than rows
+  float* scales;  // and kScalesBeyond more
 };
 
-// Memory for a product's rows [rows, padded], until the stream's next op that keeps some
-// (kept_memory.h): products take none.
-QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded);
+// Memory for a product's rows [rows, padded] and their scales, until the stream's next op that
+// keeps some (kept_memory.h): products take none.
+QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded, int64_t scales);
 
 }  // namespace fusewire::cuda

@@ -27,7 +27,8 @@ constexpr int kCount = kLargeCount + sizeof(kSmall) / sizeof(kSmall[0]) * kSplit
 Configuration configuration_of(int number, const GemmArguments& a) {
   if (number < kLargeCount) {
     Configuration c = kLarge[number];
-    if (a.integers) c.tokens -= c.tokens % 16;  // wgmma's instructions of integers
+    // Wgmma's instructions of integers, and halves of tiles of blocks.
+    if (a.integers || a.blocks) c.tokens -= c.tokens % 16;
     return c;
   }
   Configuration c = kSmall[(number - kLargeCount) / kSplitCount];
@@ -80,6 +81,7 @@ template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) {
   const Configuration c = configuration_of(configuration, a);
   if (a.integers) return sm90_gemm_int8<T>(a, c, stream);
+  if (a.blocks) return sm90_gemm_float8_blocks<T>(a, c, stream);
   if (a.x.scales) return sm90_gemm_float8<T>(a, c, stream);
   if (c.split != 0) return sm90::launch_small_tile<T, T>(a, c, stream);
   if (c.ping_pong) {

@@ -23,6 +23,9 @@ void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream);
 template <class T>
 void sm90_gemm_float8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
 template <class T>
+void sm90_gemm_float8_blocks(const GemmArguments& a, const Sm90Configuration& c,
+                             const Stream& stream);
+template <class T>
 void sm90_gemm_int8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
 
 }  // namespace fusewire::cuda

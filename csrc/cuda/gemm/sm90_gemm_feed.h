@@ -16,12 +16,13 @@ struct LargeProblem {
   int token_tiles, channel_tiles;              // channel tiles of one cluster: 128 channels a block
   const void* bias;                            // or null
   const float *token_scales, *channel_scales;  // of 8 bits
+  int64_t token_scale_stride;                  // of those in blocks, from one to the next
   bool has_residual;
   ActivationFormula activation;
 };
 
-// kChannelBytes: of the weight in a stage.
-template <int kTokens_, bool kPingPong_, int kChannelBytes = 128>
+// kChannelBytes: of the weight in a stage. kInBlocks_: scales of the tokens come with each stage.
+template <int kTokens_, bool kPingPong_, int kChannelBytes = 128, bool kInBlocks_ = false>
 struct LargeShape {
   static constexpr int kTokens = kTokens_, kCluster = 2;  // blocks
   static constexpr bool kPingPong = kPingPong_;
@@ -31,7 +32,9 @@ struct LargeShape {
   static constexpr int kShare = (kTokens / 8 + 1) / 2 * 8;
   static constexpr int kWeightBytes = 128 * kChannelBytes, kTokenBytes = kTokens * 128;
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
-  static constexpr int kArrivingBytes = kWeightBytes + kCluster * kShare * 128;
+  static constexpr int kTokenScaleBytes = kTokens * 4;
+  static constexpr int kStageScaleBytes = kInBlocks_ ? kTokenScaleBytes : 0;
+  static constexpr int kArrivingBytes = kWeightBytes + kCluster * kShare * 128 + kStageScaleBytes;
   // A warpgroup's results leave by pieces of 64 channels x kPiece tokens, through kBuffers buffers
   // in turn. Small ones leave room for a fourth stage beside 232 tokens (with three the tensor
   // cores wait for memory); where an epilogue is hidden, few are better. A tile's last may be
@@ -45,12 +48,15 @@ struct LargeShape {
   }
   static constexpr int kPieceBytes = kPiece * 128, kOutBytes = kBuffers * kPieceBytes;
   static constexpr int kBarrierBytes = 256;
-  static constexpr int kScaleBytes = 2 * kTokens * 4;  // of the tokens, for each warpgroup's tile
+  // Of a warpgroup when it has read a stage: scales are read by each warp.
+  static constexpr int kReleases = kInBlocks_ ? 4 : 1;
+  // Of the tokens, for each warpgroup's tile, or of blocks for each stage.
+  static constexpr int kScaleBytes = kInBlocks_ ? 0 : 2 * kTokenScaleBytes;
   static constexpr int kOtherBytes = 2 * kOutBytes + kBarrierBytes + kScaleBytes;
   static constexpr int kMostBytes = 227 * 1024;
-  static constexpr int kFitting = (kMostBytes - kOtherBytes) / kStageBytes;
+  static constexpr int kFitting = (kMostBytes - kOtherBytes) / (kStageBytes + kStageScaleBytes);
   static constexpr int kStages = kFitting < 8 ? kFitting : 8;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kOtherBytes;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + kStageScaleBytes) + kOtherBytes;
 };
 
 // Tiles of a cluster in turn. Eight token tiles go together through all channels: what runs at one
@@ -113,6 +119,11 @@ __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const 
     const int row = tile.tokens * Shape::kTokens + share_begin;
     tma_load_multicast(to + share_begin * 128, x_map, row, block * kStageColumns<Element>,
                        &shared.full[stage], 3);
+    if constexpr (kInBlocks<Element>) {
+      bulk_load(shared.token_scales + stage * Shape::kTokens,
+                p.token_scales + block * p.token_scale_stride + tile.tokens * Shape::kTokens,
+                Shape::kStageScaleBytes, &shared.full[stage]);
+    }
   };
   // The first weights do not wait for earlier kernels.
   const int early = min(kStages, p.k_blocks);

@@ -1,6 +1,7 @@
 // Matrix product for many tokens: persistent blocks of a producer warp, which feeds a ring of
 // shared-memory stages by TMA, and two consumer warpgroups. A tile is 128 channels x kTokens
-// tokens. T is the type of the results, Element of what is multiplied: T, e4m3 or int8.
+// tokens. T is the type of the results, Element of what is multiplied: T, e4m3, also in blocks, or
+// int8.
 //
 //  - Cooperating warpgroups each take 64 channels of one tile: the largest tiles fit. The residual
 //    comes to registers during the main loop.
@@ -11,6 +12,7 @@
 // token tile and multicasts it to both, since L2 cannot feed 132 tensor cores by itself.
 #pragma once
 
+#include "cuda/gemm/sm90_gemm_blocks.h"
 #include "cuda/gemm/sm90_gemm_feed.h"
 #include "cuda/gemm/sm90_int4_stage.h"
 #include "cuda/sm90_wgmma.h"
@@ -36,11 +38,14 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
   const int position = Shape::kPingPong ? group * p.k_blocks : 0;
   int stage = position % kStages, parity = position / kStages % 2;
   int left = (tiles - cluster + clusters - 1) / clusters * p.k_blocks - position;
-  const auto release_last = [&] {  // the position before `stage`
-    const int s = (stage == 0 ? kStages : stage) - 1;
+  const auto release = [&](int s) {
     // Arrivals that no load waits for are left out: the other block may have ended.
     if (left-- <= kStages) return;
-    if (thread < Shape::kCluster) barrier_arrive_at(&shared.empty[s], thread);
+    const int arriving = Shape::kReleases == 1 ? thread : lane;
+    if (arriving < Shape::kCluster) barrier_arrive_at(&shared.empty[s], arriving);
+  };
+  const auto release_last = [&] {  // the position before `stage`
+    release((stage == 0 ? kStages : stage) - 1);
   };
   // A warpgroup begins its main loop when the other has seen all of its own stages filled: barriers
   // tell phases by parity, so nobody may wait for one phase further on than the next.
@@ -110,57 +115,73 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
     SumOf<Element> d[kBlocks][kTokens / 2];
     // Of e4m3: sums since the last promotion, of two stages. The warpgroups promote in turn, so
     // that one's products run meanwhile.
-    [[maybe_unused]] float part[kPromoted<Element> ? kTokens / 2 : 1];
+    [[maybe_unused]] float part[kPromoted<Element> && !kInBlocks<Element> ? kTokens / 2 : 1];
     [[maybe_unused]] bool fresh = true;
-    if constexpr (kPromoted<Element>) {
+    if constexpr (kPromoted<Element> && !kInBlocks<Element>) {
       static_assert(kBlocks == 1, "registers hold one block's sums twice");
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) d[0][i] = 0.0f;
     }
-    for_each_stage<Element>(p.k_blocks, [&](int k, [[maybe_unused]] StageNumbers& numbers) {
-      barrier_wait(&shared.full[stage], parity);
-      const uint8_t* at = shared.stages + stage * Shape::kStageBytes;
-      const uint64_t weight = k_major_descriptor(at + first_channel * 128);
-      const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
-      if constexpr (kPromoted<Element>) {
-        multiply_stage<kTokens>(part, weight, tokens, fresh);
-        fresh = (k + group) % 2 != 0 || k + 1 == p.k_blocks;
-        if (fresh) {
-          promote<kTokens>(d[0], part);
+    const auto meanwhile = [&](int k) {
+      if (!p.has_residual) return;
+      if (k == residual_at && thread == 0) {
+        tma_store_wait<0>();
+#pragma unroll
+        for (int part = 0; part < kBuffers; ++part) load_residual(part);
+      }
+      if constexpr (!Shape::kPingPong) {
+        for_each_index(kEveryPart, [&](auto part) { hold_residual(part, k); });
+      }
+    };
+    if constexpr (kInBlocks<Element>) {
+      const auto next_stage = [&] {
+        barrier_wait(&shared.full[stage], parity);
+        const uint8_t* at = shared.stages + stage * Shape::kStageBytes;
+        const BlockStage found = {stage, k_major_descriptor(at + first_channel * 128),
+                                  k_major_descriptor(at + Shape::kWeightBytes),
+                                  shared.token_scales + stage * kTokens};
+        if (++stage == kStages) stage = 0, parity ^= 1;
+        return found;
+      };
+      const BlockScales channel_scales(p.channel_scales, p.n, p.k_blocks, channel, 0, p.k_blocks);
+      multiply_blocks<kTokens>(d[0], channel_scales, p.k_blocks, next_stage, release, meanwhile);
+    } else {
+      for_each_stage<Element>(p.k_blocks, [&](int k, [[maybe_unused]] StageNumbers& numbers) {
+        barrier_wait(&shared.full[stage], parity);
+        const uint8_t* at = shared.stages + stage * Shape::kStageBytes;
+        const uint64_t weight = k_major_descriptor(at + first_channel * 128);
+        const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
+        if constexpr (kPromoted<Element>) {
+          multiply_stage<kTokens>(part, weight, tokens, fresh);
+          fresh = (k + group) % 2 != 0 || k + 1 == p.k_blocks;
+          if (fresh) {
+            promote<kTokens>(d[0], part);
+          } else {
+            wgmma_wait<1>();
+          }
+        } else if constexpr (kInt4<Element>) {
+          static_assert(kBlocks == 1, "registers hold the numbers of one block");
+          numbers_of_codes(numbers, shared_address(at), codes_place);
+          multiply_numbers<kTokens, T>(d[0], numbers, tokens, k == 0);
+          wgmma_wait<1>();
         } else {
+          wgmma_fence();
+#pragma unroll
+          for (int step = 0; step < 4; ++step) {
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b) {
+              wgmma<kTokens, Element>(d[b], weight + 512 * b + 2 * step, tokens + 2 * step,
+                                      (k | step) != 0);
+            }
+          }
+          wgmma_commit();
           wgmma_wait<1>();
         }
-      } else if constexpr (kInt4<Element>) {
-        static_assert(kBlocks == 1, "registers hold the numbers of one block");
-        numbers_of_codes(numbers, shared_address(at), codes_place);
-        multiply_numbers<kTokens, T>(d[0], numbers, tokens, k == 0);
-        wgmma_wait<1>();
-      } else {
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-#pragma unroll
-          for (int b = 0; b < kBlocks; ++b) {
-            wgmma<kTokens, Element>(d[b], weight + 512 * b + 2 * step, tokens + 2 * step,
-                                    (k | step) != 0);
-          }
-        }
-        wgmma_commit();
-        wgmma_wait<1>();
-      }
-      if (k != 0) release_last();
-      if (p.has_residual) {
-        if (k == residual_at && thread == 0) {
-          tma_store_wait<0>();
-#pragma unroll
-          for (int part = 0; part < kBuffers; ++part) load_residual(part);
-        }
-        if constexpr (!Shape::kPingPong) {
-          for_each_index(kEveryPart, [&](auto part) { hold_residual(part, k); });
-        }
-      }
-      if (++stage == kStages) stage = 0, parity ^= 1;
-    });
+        if (k != 0) release_last();
+        meanwhile(k);
+        if (++stage == kStages) stage = 0, parity ^= 1;
+      });
+    }
     if (Shape::kPingPong && index + clusters < tiles) let_other_begin();
     const auto scales_of = [&](int block) {
       if constexpr (kScaled<Element>) {
@@ -183,7 +204,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
     wgmma_wait<0>();
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) wgmma_results(d[b]);
-    release_last();
+    if constexpr (!kInBlocks<Element>) release_last();
 
     if constexpr (!Shape::kPingPong) {
       const auto finish = [&](auto index) {
@@ -263,7 +284,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < Shape::kStages; ++s) {
       barrier_init(&shared.full[s], 1);
-      barrier_init(&shared.empty[s], Shape::kCluster * (Shape::kPingPong ? 1 : 2));
+      barrier_init(&shared.empty[s],
+                   Shape::kCluster * (Shape::kPingPong ? 1 : 2) * Shape::kReleases);
     }
     for (int b = 0; b < 2 * Shape::kBuffers; ++b) barrier_init(&shared.residual[b], 1);
     barrier_init_fence();

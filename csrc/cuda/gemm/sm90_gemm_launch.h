@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/gemm.h"
+#include "cuda/gemm/quantize_rows.h"
 #include "cuda/gemm/sm90_gemm.h"
 #include "cuda/gemm/sm90_gemm_large.h"
 #include "cuda/gemm/sm90_gemm_small.h"
@@ -68,6 +69,7 @@ void launch_large(const GemmArguments& a, const Stream& stream) {
   p.channel_tiles = static_cast<int>(tiles(a.n, 128 * Shape::kCluster));
   p.bias = a.bias;
   p.token_scales = static_cast<const float*>(a.x.scales);
+  p.token_scale_stride = block_scale_stride(a.m);
   p.channel_scales = static_cast<const float*>(a.weight.scales);
   p.has_residual = a.residual != nullptr;
   p.activation = formula_of(a.activation);
@@ -92,6 +94,7 @@ void launch_small(const GemmArguments& a, int split, const Stream& stream) {
   p.stages = Shape::stages(static_cast<int>(tiles(p.k_blocks, split)), split);
   p.bias = a.bias;
   p.token_scales = static_cast<const float*>(a.x.scales);
+  p.token_scale_stride = block_scale_stride(a.m);
   p.channel_scales = static_cast<const float*>(a.weight.scales);
   p.residual = a.residual;
   p.residual_stride = a.residual_stride;
@@ -104,20 +107,23 @@ void launch_small(const GemmArguments& a, int split, const Stream& stream) {
                   stream, x, weight, p);
 }
 
+template <class Element, int kGroups, int kTokens>
+using SmallOf = SmallShape<kGroups, kTokens, 128, kInBlocks<Element>>;
+
 template <class T, class Element>
 void launch_small_tile(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream) {
   const auto run = [&](auto shape) {
     launch_small<T, Element, decltype(shape)>(a, c.split, stream);
   };
   if (c.channels == 64) {
-    if (c.tokens == 16) return run(SmallShape<1, 16>{});
-    if (c.tokens == 32) return run(SmallShape<1, 32>{});
-    if (c.tokens == 64) return run(SmallShape<1, 64>{});
-    return run(SmallShape<1, 128>{});
+    if (c.tokens == 16) return run(SmallOf<Element, 1, 16>{});
+    if (c.tokens == 32) return run(SmallOf<Element, 1, 32>{});
+    if (c.tokens == 64) return run(SmallOf<Element, 1, 64>{});
+    return run(SmallOf<Element, 1, 128>{});
   }
-  if (c.tokens == 32) return run(SmallShape<2, 32>{});
-  if (c.tokens == 64) return run(SmallShape<2, 64>{});
-  return run(SmallShape<2, 128>{});
+  if (c.tokens == 32) return run(SmallOf<Element, 2, 32>{});
+  if (c.tokens == 64) return run(SmallOf<Element, 2, 64>{});
+  return run(SmallOf<Element, 2, 128>{});
 }
 
 }  // namespace fusewire::cuda::sm90

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "cuda/gemm/sm90_gemm_blocks.h"
 #include "cuda/gemm/sm90_gemm_epilogue.h"
 #include "cuda/gemm/sm90_gemm_stage.h"
 #include "cuda/gemm/sm90_int4_stage.h"
@@ -26,16 +27,20 @@ struct SmallProblem {
   void* out;
   int64_t out_stride;
   const float *token_scales, *channel_scales;  // of 8 bits
+  int64_t token_scale_stride;                  // of those in blocks, from one to the next
   ActivationFormula activation;
 };
 
-// kChannelBytes: of the weight in a stage.
-template <int kGroups_, int kTokens_, int kChannelBytes = 128>
+// kChannelBytes: of the weight in a stage. kInBlocks_: scales of the tokens come with each stage.
+template <int kGroups_, int kTokens_, int kChannelBytes = 128, bool kInBlocks_ = false>
 struct SmallShape {
   static constexpr int kGroups = kGroups_, kTokens = kTokens_, kChannels = 64 * kGroups;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 32;
   static constexpr int kWeightBytes = kChannels * kChannelBytes,
                        kStageBytes = kWeightBytes + kTokens * 128;
+  static constexpr int kStageScaleBytes = kInBlocks_ ? kTokens * 4 : 0;
+  // Of a warpgroup when it has read a stage: scales are read by each warp.
+  static constexpr int kReleases = kInBlocks_ ? 4 : 1;
   static constexpr int kMostStages = 16;
   // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
   // kBatch of its columns at a time.
@@ -51,17 +56,16 @@ struct SmallShape {
   // fetch their weights in time. Those of few tokens hold their slice as a whole.
   static int stages(int k_blocks, int slices) {
     constexpr int kAllBytes = 227 * 1024, kRingBytes = 160 * 1024, kShortBytes = 90 * 1024;
-    constexpr int kLeastStages = 4;
+    constexpr int kLeastStages = 4, kBytes = kStageBytes + kStageScaleBytes;
     const int others = kBarrierBytes + exchange_bytes(slices);
-    int most =
-        std::min({k_blocks, kMostStages, std::min(kRingBytes, kAllBytes - others) / kStageBytes});
+    int most = std::min({k_blocks, kMostStages, std::min(kRingBytes, kAllBytes - others) / kBytes});
     if (kTokens >= 64) {
-      most = std::min(most, std::max(kLeastStages, (kShortBytes - others) / kStageBytes));
+      most = std::min(most, std::max(kLeastStages, (kShortBytes - others) / kBytes));
     }
     return most;
   }
   static int shared_bytes(int stages, int slices) {
-    return stages * kStageBytes + exchange_bytes(slices) + kBarrierBytes;
+    return stages * (kStageBytes + kStageScaleBytes) + exchange_bytes(slices) + kBarrierBytes;
   }
 };
 
@@ -205,13 +209,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const int own_columns = (Shape::kColumns - rank + slices - 1) / slices;
   const int warp = threadIdx.x / 32;
   uint8_t* sums = base + p.stages * Shape::kStageBytes;
-  uint64_t* full = reinterpret_cast<uint64_t*>(sums + Shape::exchange_bytes(slices));
+  uint8_t* stage_scales = sums + Shape::exchange_bytes(slices);
+  uint64_t* full = reinterpret_cast<uint64_t*>(stage_scales + p.stages * Shape::kStageScaleBytes);
   uint64_t* empty = full + Shape::kMostStages;
   uint64_t* arrived = empty + Shape::kMostStages;
   let_next_start();
 
   const auto load_weight = [&](int i, int stage) {
-    barrier_expect(&full[stage], Shape::kStageBytes);
+    barrier_expect(&full[stage], Shape::kStageBytes + Shape::kStageScaleBytes);
     weight.template load<Shape::kChannels>(base + stage * Shape::kStageBytes, channel, begin + i,
                                            &full[stage]);
   };
@@ -219,11 +224,16 @@ __global__ void __launch_bounds__(Shape::kThreads)
     tma_load(base + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
              (begin + i) * kStageColumns<Element>, &full[stage]);
   };
+  [[maybe_unused]] const auto load_token_scales = [&](int i, int stage) {
+    bulk_load(stage_scales + stage * Shape::kStageScaleBytes,
+              p.token_scales + (begin + i) * p.token_scale_stride + token, Shape::kStageScaleBytes,
+              &full[stage]);
+  };
   const int early = min(p.stages, blocks);
   if (threadIdx.x == Shape::kConsumers) {
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
-      barrier_init(&empty[s], Shape::kGroups);
+      barrier_init(&empty[s], Shape::kGroups * Shape::kReleases);
     }
     barrier_init(arrived, 1);
     barrier_init_fence();
@@ -246,6 +256,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
         barrier_wait(&empty[stage], parity);
         load_weight(i, stage);
         load_tokens(i, stage);
+        if constexpr (kInBlocks<Element>) load_token_scales(i, stage);
         if (++stage == p.stages) stage = 0, parity ^= 1;
       }
     }
@@ -254,7 +265,19 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   const int group = warp / 4;
   SmallOutput<T, Shape> output(p, rank, token, channel);
+  [[maybe_unused]] auto channel_scales = [&] {
+    if constexpr (kInBlocks<Element>) {
+      return BlockScales(p.channel_scales, p.n, p.k_blocks, channel, begin, blocks);
+    } else {
+      return NoScales{};
+    }
+  }();
   wait_for_inputs();
+  if constexpr (kInBlocks<Element>) {  // while another warp has the tokens fetched
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < early; ++i) load_token_scales(i, i);
+    }
+  }
   uint32_t add[Shape::kBatch][2];
   output.load(add);
   const auto scales = [&] {
@@ -297,7 +320,15 @@ __global__ void __launch_bounds__(Shape::kThreads)
     if constexpr (kPromoted<Element>) {
       float part[Shape::kTokens / 2];
       multiply_stage<Shape::kTokens>(part, k_major_descriptor(at + group * 8192), tokens, true);
-      promote<Shape::kTokens>(d, part);
+      if constexpr (kInBlocks<Element>) {
+        const uint8_t* token_scales = stage_scales + stage * Shape::kStageScaleBytes;
+        const float channel_scale = channel_scales(i);
+        wgmma_wait<0>();
+        promote_block<Shape::kTokens>(d, part, reinterpret_cast<const float*>(token_scales),
+                                      channel_scale);
+      } else {
+        promote<Shape::kTokens>(d, part);
+      }
     } else if constexpr (kInt4<Element>) {
       numbers_of_codes(numbers, shared_address(at), codes_place);
       multiply_numbers<Shape::kTokens, T>(d, numbers, tokens, false);
@@ -312,7 +343,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       wgmma_commit();
       wgmma_wait<1>();
     }
-    if (i != 0 && i + p.stages <= blocks && threadIdx.x % 128 == 0) {
+    if (i != 0 && i + p.stages <= blocks && threadIdx.x % (128 / Shape::kReleases) == 0) {
       barrier_arrive(&empty[(stage == 0 ? p.stages : stage) - 1]);
     }
     if (++stage == p.stages) stage = 0, parity ^= 1;

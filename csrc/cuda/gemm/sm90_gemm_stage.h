@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cuda/gemm/float8_block.h"
 #include "cuda/sm90_wgmma.h"
 
 namespace fusewire::cuda::sm90 {
@@ -36,11 +37,11 @@ constexpr int kStageColumns = 128 / static_cast<int>(sizeof(NumberOf<Element>));
 // Tensor cores keep some 14 bits of a sum of e4m3 products, so that those of a stage, or two, are
 // added to fp32 sums outside.
 template <class Element>
-constexpr bool kPromoted = std::is_same_v<Element, __nv_fp8_e4m3>;
+constexpr bool kPromoted = std::is_same_v<Element, __nv_fp8_e4m3> || kInBlocks<Element>;
 
 // Of 8 bits, with a scale a row of x and of the weight.
 template <class Element>
-constexpr bool kScaled = sizeof(NumberOf<Element>) == 1;
+constexpr bool kScaled = sizeof(NumberOf<Element>) == 1 && !kInBlocks<Element>;
 
 // What products are summed in.
 template <class Element>

@@ -14,19 +14,25 @@ from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Dense
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
-from safetensors.torch import load_file
+from fusewire.weights.quantized import BLOCKS
+from safetensors.torch import load_file, save_file
 
 from tests.models.oracle import fusewire_answers, random_sequences
-from tests.models.paged_texts import logits_in_pieces
+from tests.models.paged_texts import PagedTexts, logits_in_pieces
 from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_logits
-from tests.places import GPU_HALVES
+from tests.ops.float8_rows import exactly, rounded_blocks, rounded_rows, rounded_with
+from tests.places import GPU_HALVES, rounded
 from tests.reference import tiny_checkpoint
 from tests.weights.quantized.writers import (
     FORMATS,
+    INPUT_SCALE,
     Format,
     block_fp8,
     float_quantized,
+    fp8_of_blocks,
     quantise,
+    static_fp8,
+    static_w8a8,
     w8a8,
     write_layer,
 )
@@ -39,13 +45,18 @@ KEPT = [
     pytest.param(w8a8("channel", "float"), "float8_e4m3", id="fp8"),
     pytest.param(w8a8("tensor", "float"), "float8_e4m3", id="fp8-tensor"),
     pytest.param(block_fp8(None), "float8_e4m3", id="fp8-whole"),
+    pytest.param(static_fp8(), "float8_e4m3", id="fp8-whole-static"),
+    pytest.param(static_w8a8(), "float8_e4m3", id="fp8-tensor-static"),
+    pytest.param(static_w8a8("channel"), "float8_e4m3", id="fp8-static"),
+    pytest.param(block_fp8((128, 128)), BLOCKS, id="fp8-blocks"),
+    pytest.param(fp8_of_blocks(), BLOCKS, id="compressed-fp8-blocks"),
 ]
+# Queries, keys and values of whole blocks, a hidden size of no whole ones.
+OF_BLOCKS = {"hidden_size": 192, "intermediate_size": 256, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 64}  # fmt: skip
+MULTIPLIED = ("fp8-whole", "fp8-static", "fp8-static-channel")
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 LEAST_COSINE = 0.99  # of tiny random models, whose channels have few numbers to even errors out
-
-
-def static(form: Format) -> Format:
-    return Format(form.write, form.config | {"activation_scheme": "static"})
 
 
 @pytest.fixture
@@ -55,48 +66,65 @@ def hopper(place: Placement) -> Placement:
     return place
 
 
-def written(folder: Path, form: Format, model_type: str = "llama") -> torch.nn.Module:
-    reference = tiny_decoder(folder, model_type, num_hidden_layers=1)
+def written(folder: Path, form: Format) -> torch.nn.Module:
+    reference = tiny_decoder(folder, "llama", num_hidden_layers=1, **OF_BLOCKS)
     quantise(folder, reference, form, plain=("lm_head", "embed_out"))
     return reference
 
 
+def as_multiplied(x: np.ndarray, stored: str, input_scale: float) -> np.ndarray:
+    """What a product in the format makes of rows."""
+    if stored == BLOCKS:
+        return exactly(rounded_blocks(x))
+    if stored == "float8_e4m3":
+        return exactly(rounded_with(x, input_scale) if input_scale else rounded_rows(x))
+    top = np.abs(x).max(1, keepdims=True)
+    return np.rint(x * (np.float32(127) / top)) * (top / np.float32(127)).astype(np.float64)
+
+
 @pytest.mark.parametrize(("form", "stored"), KEPT)
 def test_codes_and_scales_are_those_of_the_file(tmp_path, form, stored):
-    weight = np.random.default_rng(0).normal(size=(80, 48)).astype(np.float32)
+    rows, columns = 180, 148
+    weight = np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32)
     layer = write_layer(tmp_path, form, weight)
     checkpoint = Checkpoint.open(tmp_path)
     checkpoint.check({"layer.weight": weight.shape}, [])
     found = checkpoint.codes("layer.weight")
     assert found is not None
     assert found.format == stored
-    assert 80 * 48 < checkpoint.quantized_bytes <= 80 * (48 + 4)
+    assert rows * columns < checkpoint.quantized_bytes <= rows * (columns + 4) + 4
     np.testing.assert_array_equal(found.codes, layer.tensors["weight"].view(torch.uint8).numpy())
-    scale = next(tensor for name, tensor in layer.tensors.items() if "scale" in name)
-    scale = scale.float().numpy().reshape(-1)
-    np.testing.assert_array_equal(found.scales, np.broadcast_to(scale, 80))
+    name = next(name for name in layer.tensors if name.startswith("weight_scale"))
+    scales = layer.tensors[name].float().numpy()
+    if stored != BLOCKS:
+        scales = np.broadcast_to(scales.reshape(-1), rows)
+    np.testing.assert_array_equal(found.scales, scales)
+    of_input = layer.tensors.keys() & {"input_scale", "activation_scale"}
+    assert found.input_scale == (np.float32(INPUT_SCALE) if of_input else 0)
 
 
 @pytest.mark.parametrize(
     "form",
     [
-        *(FORMATS[name] for name in FORMATS if name != "fp8-whole"),
+        *(FORMATS[name] for name in FORMATS if name not in MULTIPLIED),
         w8a8(symmetric=False),
         w8a8(type="float"),
         w8a8("channel", "float", type="int"),
         w8a8("channel", "float", dynamic=False),
+        w8a8("channel", dynamic=False, strategy="tensor"),
         w8a8("block", "float"),
+        w8a8("block", "float", strategy="group", group_size=64),
+        w8a8("block", "float", group_size=128),
         w8a8("group"),
-        static(block_fp8(None)),
         float_quantized(),
     ],
 )
 def test_others_have_none(tmp_path, form):
     """Of activations that stay as they are, or are quantised in another way than products do it,
-    and of weights with several scales a row."""
-    write_layer(tmp_path, form, np.ones((80, 48), np.float32))
+    and of weights with several scales a row that are none of blocks."""
+    write_layer(tmp_path, form, np.ones((160, 144), np.float32))
     checkpoint = Checkpoint.open(tmp_path)
-    checkpoint.check({"layer.weight": (80, 48)}, [])
+    checkpoint.check({"layer.weight": (160, 144)}, [])
     assert checkpoint.codes("layer.weight") is None
 
 
@@ -117,9 +145,9 @@ class _Recording(Placement):
     def multiplies(self, name: str, shape: tuple[int, ...], stored: str) -> bool:
         return self._chosen(name, shape, stored) == stored
 
-    def codes_linear(self, stored, codes, scales, bias, name):
-        self.given.append((stored, codes, scales))
-        return super().codes_linear("int8", codes, scales, bias, name)
+    def codes_linear(self, stored, codes, scales, input_scale, bias, name):
+        self.given.append((stored, codes, scales, input_scale))
+        return super().codes_linear("int8", codes, np.ones(len(codes), np.float32), 0.0, bias, name)
 
 
 @pytest.mark.parametrize(("form", "stored"), KEPT)
@@ -130,10 +158,33 @@ def test_matrices_that_become_one_are_joined_by_rows(tmp_path, form, stored):
     inputs, outputs = parts[0].shape[1], sum(map(len, parts))
     dense = Dense(QKV, inputs, outputs, bias=False)
     Weights(Checkpoint.open(tmp_path, "model"), place).layer_linear(dense)
-    ((given, codes, scales),) = place.given
+    ((given, codes, scales, _),) = place.given
     assert given == stored
     np.testing.assert_array_equal(codes, np.concatenate(parts))
-    assert scales.shape == (outputs,)
+    assert scales.shape == ((outputs // 128, -(-inputs // 128)) if stored == BLOCKS else (outputs,))
+
+
+@pytest.mark.parametrize(
+    ("form", "changed"),
+    [
+        pytest.param(static_fp8(), "k_proj.activation_scale", id="scales"),
+        pytest.param(block_fp8((128, 128)), "", id="blocks"),
+    ],
+)
+def test_parts_that_do_not_join_are_dequantised(tmp_path, form, changed):
+    """Of other input scales, and blocks with rows of two."""
+    sizes = OF_BLOCKS | ({} if changed else {"head_dim": 32})
+    reference = tiny_decoder(tmp_path, "llama", num_hidden_layers=1, **sizes)
+    quantise(tmp_path, reference, form)
+    tensors, place = load_file(tmp_path / "model.safetensors"), _Recording()
+    for name in (name for name in tensors if changed and name.endswith(changed)):
+        tensors[name] = tensors[name] * 2
+    save_file(tensors, tmp_path / "model.safetensors")
+    inputs, outputs = 192, sum(len(tensors[f"model.{name}.weight"]) for name in QKV)
+    Weights(Checkpoint.open(tmp_path, "model"), place).layer_linear(
+        Dense(QKV, inputs, outputs, bias=False)
+    )
+    assert not place.given
 
 
 @pytest.mark.parametrize(("form", "stored"), KEPT)
@@ -161,7 +212,7 @@ def test_a_gpu_keeps_them_and_answers_nearly_as_of_what_they_stand_for(
 @pytest.mark.parametrize(("form", "stored"), KEPT)
 @ON_GPUS
 def test_a_product_on_a_gpu_is_that_of_the_files_codes(tmp_path, form, stored, hopper):
-    """With rows that are exact in 8 bits it is that of the dequantised weight."""
+    """And of rows in the folder's format."""
     written(tmp_path, form)
     checkpoint = Checkpoint.open(tmp_path, "model")
     inputs = checkpoint.take(f"{QKV[0]}.weight").shape[1]
@@ -169,14 +220,35 @@ def test_a_product_on_a_gpu_is_that_of_the_files_codes(tmp_path, form, stored, h
     dense = Dense(QKV, inputs, len(whole), bias=False)
     linear = Weights(checkpoint, hopper).layer_linear(dense)
     assert linear.format == stored
-    x = np.random.default_rng(0).integers(-7, 8, (9, inputs)).astype(np.float32)
-    x[:, 0] = 127 if stored == "int8" else 7  # the scale is a power of two
+    x = np.random.default_rng(0).normal(size=(9, inputs)).astype(np.float32) * 4
+    x = rounded(x, hopper.dtype)
     out = hopper.empty(9, len(whole))
     kernels.linear(out, hopper.floats(x), linear, "none", hopper.stream)
-    exact = x.astype(np.float64) @ whole.T.astype(np.float64)
+    rows = as_multiplied(x, stored, checkpoint.codes(f"{QKV[0]}.weight").input_scale)
+    exact = rows @ whole.T.astype(np.float64)
     bits = {"float16": 11, "bfloat16": 8}[hopper.dtype]
-    allowed = np.abs(exact) * 2.0**-bits + np.abs(x) @ np.abs(whole.T) * 3e-4
+    allowed = np.abs(exact) * 2.0**-bits + np.abs(rows) @ np.abs(whole.T) * 3e-4
     assert (np.abs(hopper.numpy(out) - exact) <= allowed).all()
+
+
+@pytest.mark.parametrize("form", [static_fp8(), block_fp8((128, 128))], ids=["static", "blocks"])
+@ON_GPUS
+def test_recorded_steps_are_the_launched_ones(tmp_path, form, hopper):
+    written(tmp_path, form)
+    model = load_decoder(tmp_path, Placement(hopper.device, hopper.dtype))
+
+    def steps(record: bool) -> list[np.ndarray]:
+        rng, texts, answers = np.random.default_rng(0), PagedTexts(model, 4), []
+        if record:
+            model.record_steps(texts.cache, 4, max_tokens=40)
+        for count in (5, 1, 1, 1):
+            new = [rng.integers(0, model.vocab_size, count).tolist() for _ in range(4)]
+            answers += texts.step(list(enumerate(new)))
+        assert not record or model._replays.hits > 0
+        return answers
+
+    for one, other in zip(steps(False), steps(True), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @ON_GPUS

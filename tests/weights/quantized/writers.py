@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.reference import edit_config
 
+INPUT_SCALE = 0.03  # of static activations
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word's columns
 
 
@@ -246,27 +247,61 @@ def block_fp8(block: tuple[int, int] | None = (32, 16)) -> Format:
     return Format(write, {"quant_method": "fp8", **config})
 
 
-def float_quantized(strategy: str = "channel", form: str = "float-quantized") -> Format:
+def float_quantized(
+    strategy: str = "channel",
+    form: str = "float-quantized",
+    block: tuple[int, int] = (32, 16),
+) -> Format:
     def write(weight: np.ndarray) -> Layer:
-        blocks = {"tensor": weight.shape, "channel": (1, weight.shape[1]), "block": (32, 16)}
+        blocks = {"tensor": weight.shape, "channel": (1, weight.shape[1]), "block": block}
         codes, scales, dequantised = float8(weight, blocks[strategy])
         scales = scales.reshape(1) if strategy == "tensor" else scales
         return Layer({"weight": codes, "weight_scale": scales}, dequantised)
 
     numbers = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
     if strategy == "block":
-        numbers["block_structure"] = [32, 16]
+        numbers["block_structure"] = list(block)
     return compressed_tensors(write, form, numbers)
 
 
-def w8a8(strategy: str = "channel", kind: str = "int", **activations: Any) -> Format:
+def w8a8(strategy: str = "channel", kind: str = "int", /, **activations: Any) -> Format:
     """Weights in int8 or FP8, by their `kind`, and activations by the token when they are
     multiplied."""
-    form = int_quantized(strategy) if kind == "int" else float_quantized(strategy)
+    size = activations.get("group_size", 16)
+    blocks = float_quantized(strategy, block=(size, size))
+    form = int_quantized(strategy) if kind == "int" else blocks
     by_token = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token"}
     group = form.config["config_groups"]["group_0"]
     group = group | {"input_activations": by_token | {"dynamic": True} | activations}
     return Format(form.write, form.config | {"config_groups": {"group_0": group}})
+
+
+def with_input_scale(form: Format, name: str) -> Format:
+    """With a scale for the activations of each layer."""
+
+    def write(weight: np.ndarray) -> Layer:
+        layer = form.write(weight)
+        return Layer(layer.tensors | {name: torch.tensor(INPUT_SCALE)}, layer.weight)
+
+    return Format(write, form.config, form.key)
+
+
+def static_fp8(name: str = "activation_scale") -> Format:
+    """quant_method fp8, one scale for the tensor and one for its activations, by the name that
+    transformers gives it, or input_scale."""
+    form = with_input_scale(block_fp8(None), name)
+    return Format(form.write, form.config | {"activation_scheme": "static"})
+
+
+def static_w8a8(strategy: str = "tensor") -> Format:
+    """compressed-tensors' FP8 with one scale for all activations of a layer."""
+    form = w8a8(strategy, "float", strategy="tensor", dynamic=False)
+    return with_input_scale(form, "input_scale")
+
+
+def fp8_of_blocks() -> Format:
+    """compressed-tensors' FP8 in blocks, with activations in groups of as many inputs."""
+    return w8a8("block", "float", strategy="group", group_size=128)
 
 
 FORMATS: Mapping[str, Format] = {
@@ -301,6 +336,8 @@ FORMATS: Mapping[str, Format] = {
     "fp8-block": float_quantized("block"),
     "fp8-inverse": block_fp8(),
     "fp8-whole": block_fp8(None),
+    "fp8-static": static_fp8("input_scale"),
+    "fp8-static-channel": static_w8a8("channel"),
 }
 
 

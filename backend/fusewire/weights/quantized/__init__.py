@@ -10,16 +10,25 @@ import numpy as np
 from fusewire.errors import CheckpointError
 from fusewire.weights.quantized.methods import Method, method_of
 from fusewire.weights.quantized.module import Module, QuantizedTensor
-from fusewire.weights.quantized.weight import Codes, Int4, QuantizedWeight, StoredCodes
+from fusewire.weights.quantized.weight import (
+    BLOCKS,
+    Codes,
+    Int4,
+    QuantizedWeight,
+    StoredCodes,
+    joined,
+)
 from fusewire.weights.safetensors import StoredTensor
 
 __all__ = [
+    "BLOCKS",
     "Codes",
     "Int4",
     "Method",
     "QuantizedTensor",
     "QuantizedWeight",
     "StoredCodes",
+    "joined",
     "method_of",
     "with_weights",
 ]
@@ -29,16 +38,19 @@ def with_weights(
     tensors: Mapping[str, StoredTensor], method: Method
 ) -> dict[str, StoredTensor | QuantizedTensor]:
     """The tensors with `X.weight` in the place of what is stored of each quantised module X, and
-    without what only quantised activations need. CheckpointError where a module lacks a part, or
-    has one of another type or shape."""
+    without what only activations need that are not quantised here. CheckpointError where a module
+    lacks a part, or has one of another type or shape."""
     plain: dict[str, StoredTensor | QuantizedTensor] = {}
     modules: dict[str, dict[str, StoredTensor]] = {}
+    inputs: dict[str, dict[str, StoredTensor]] = {}  # of modules that may not be quantised
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         if part in method.parts:
             modules.setdefault(module, {})[part] = tensor
         elif part in method.unneeded:
             _check_unneeded(name, tensor)
+            if part in method.input_scales:
+                inputs.setdefault(module, {})[part] = tensor
         else:
             plain[name] = tensor
     for owner, parts in modules.items():
@@ -51,7 +63,7 @@ def with_weights(
                 f"{file}: tensor '{owner}.weight': got it beside {', '.join(sorted(parts))}, "
                 "wanted one of both; download the folder again"
             )
-        stored = Module(owner, parts)
+        stored = Module(owner, parts | inputs.get(owner, {}))
         transposed = method.transposed(stored)
         shape = method.shape(stored)
         plain[f"{owner}.weight"] = QuantizedTensor(
@@ -61,7 +73,7 @@ def with_weights(
 
 
 def _check_unneeded(name: str, tensor: StoredTensor) -> None:
-    """Activations are not quantised here, so their scales are not needed; but they show damage."""
+    """Of activations that are not quantised here: scales are not needed, but they show damage."""
     if name.endswith("_scale"):
         numbers = tensor.float32(name)
         if not (np.isfinite(numbers) & (numbers > 0)).all():

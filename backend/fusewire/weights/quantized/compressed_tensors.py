@@ -7,7 +7,9 @@ codes of a word)], whose codes count up from -2 ** (bits - 1), and `weight_shape
 each group of columns in each row, or each block; `weight_g_idx` is each column's group where these
 are ordered by activations. How activations are quantised does not change a weight; where they are
 to be of the weights' own 8 bits by the token, symmetric and with scales that are found as they
-come, weights are meant for products of int8 or FP8 (W8A8).
+come, weights are meant for products of int8 or FP8 (W8A8); and of FP8 also where activations have
+one `input_scale` (static), or where weights have blocks of 128 x 128 and activations scales that
+are found for as many inputs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from numpy.typing import NDArray
 from fusewire.weights.quantized.module import SCALES, WHOLE, Module
 from fusewire.weights.quantized.settings import Settings, fault
 from fusewire.weights.quantized.weight import (
+    BLOCK,
+    BLOCKS,
     Codes,
     QuantizedWeight,
     equal_groups,
@@ -51,6 +55,7 @@ class _Scheme:
     ordered: bool  # by activations: there is a weight_g_idx
     strategy: str
     products: str | None  # of QuantizedWeight
+    static: bool  # products take the input_scale
     group_size: int = 0
     block: tuple[int, int] = (0, 0)
 
@@ -81,6 +86,7 @@ class CompressedTensors:
     unneeded = frozenset(
         f"{of}_{what}" for of in ("input", "output") for what in ("scale", "zero_point")
     ) | frozenset(f"{of}_{what}" for of in "qkv" for what in ("scale", "zero_point"))
+    input_scales = ("input_scale",)
 
     def __init__(self, settings: Settings, model_type: Any) -> None:
         self._model_type = model_type
@@ -117,6 +123,8 @@ class CompressedTensors:
                 _check_zeros(module)
         if scheme.ordered:
             module.part("weight_g_idx", WHOLE, (columns,))
+        if scheme.static:
+            module.input_scale(*self.input_scales)
         return rows, columns
 
     def weight(self, module: Module) -> QuantizedWeight:
@@ -143,6 +151,7 @@ class CompressedTensors:
             block_rows,
             groups,
             scheme.products,
+            module.input_scale(*self.input_scales) if scheme.static else 0.0,
         )
 
     def _scheme_of(self, module: Module) -> _Scheme:
@@ -189,6 +198,9 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
     ordered = actorder in (True, "group", "dynamic")  # "static" is "weight": columns in order
     if ordered and strategy != "group":
         raise weights.fault("actorder", f"null for weights by {strategy}")
+    block = weights.sizes("block_structure") if strategy == "block" else (0, 0)
+    activations = group.values.get("input_activations")
+    static = not packed and kind == "float" and _is(activations, kind, "tensor", dynamic=False)
     return _Scheme(
         tuple(group.names("targets")),
         packed,
@@ -197,22 +209,32 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
         symmetric,
         ordered,
         strategy,
-        None if packed else _products(kind, group.values.get("input_activations")),
+        "float8_e4m3" if static else None if packed else _products(kind, block, activations),
+        static,
         weights.size("group_size") if strategy == "group" else 0,
-        weights.sizes("block_structure") if strategy == "block" else (0, 0),
+        block,
     )
 
 
-def _products(kind: str, activations: Any) -> str | None:
+def _products(kind: str, block: tuple[int, int], activations: Any) -> str | None:
     """The format of weights of this kind where activations are quantised to it as products do it,
-    else None."""
-    wanted = {"num_bits": 8, "type": kind, "strategy": "token", "dynamic": True}
-    alike = (
+    with scales that are found, else None."""
+    if block == (BLOCK, BLOCK) and kind == "float":
+        by_block = _is(activations, kind, "group", dynamic=True)
+        return BLOCKS if by_block and activations.get("group_size") == BLOCK else None
+    by_token = _is(activations, kind, "token", dynamic=True)
+    return {"int": "int8", "float": "float8_e4m3"}[kind] if by_token else None
+
+
+def _is(activations: Any, kind: str, strategy: str, *, dynamic: bool) -> bool:
+    """Whether activations are quantised so, to 8 bits and symmetrically."""
+    wanted = {"num_bits": 8, "type": kind, "strategy": strategy}
+    return (
         isinstance(activations, Mapping)
         and all(activations.get(key) == value for key, value in wanted.items())
+        and activations.get("dynamic", False) is dynamic
         and activations.get("symmetric", True) is True
     )
-    return {"int": "int8", "float": "float8_e4m3"}[kind] if alike else None
 
 
 def _default(weights: Settings) -> str:
@@ -222,14 +244,19 @@ def _default(weights: Settings) -> str:
 
 
 def _shape(module: Module, scheme: _Scheme) -> tuple[int, int]:
-    module.only("weight", "weight_scale", "weight_zero_point", *_order(scheme))
+    module.only("weight", "weight_scale", "weight_zero_point", "input_scale", *_order(scheme))
     rows, columns = module.part("weight", ("F8_E4M3" if scheme.is_float else "I8",)).shape
     return rows, columns
 
 
 def _packed_shape(module: Module, scheme: _Scheme) -> tuple[int, int]:
     module.only(
-        "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", *_order(scheme)
+        "weight_packed",
+        "weight_shape",
+        "weight_scale",
+        "weight_zero_point",
+        "input_scale",
+        *_order(scheme),
     )
     stored = module.part("weight_packed", ("I32",))
     module.part("weight_shape", WHOLE, (2,))

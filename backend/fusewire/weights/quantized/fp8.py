@@ -1,15 +1,21 @@
 """quant_method fp8: E4M3 weights with a scale for each block (DeepSeek-V3, arXiv 2412.19437,
 section 3.3; Qwen3) or for the tensor. `weight_scale_inv` is multiplied with, whatever its name.
-Where activations are quantised as they come (dynamic), weights are meant for products of FP8."""
+Weights are meant for products of FP8, where activations are quantised as they come (dynamic),
+those of blocks in the blocks' columns, or by a scale of their own for the tensor (static)."""
 
 from __future__ import annotations
 
-from fusewire.weights.quantized.module import SCALES, Module
+from fusewire.weights.quantized.module import ONE, SCALES, Module
 from fusewire.weights.quantized.settings import Settings
-from fusewire.weights.quantized.weight import QuantizedWeight, equal_groups, float8_e4m3
+from fusewire.weights.quantized.weight import (
+    BLOCK,
+    BLOCKS,
+    QuantizedWeight,
+    equal_groups,
+    float8_e4m3,
+)
 
-_DEFAULT_BLOCK = (128, 128)
-_TENSOR = ((), (1,), (1, 1))
+_DEFAULT_BLOCK = (BLOCK, BLOCK)
 
 
 class Fp8:
@@ -17,11 +23,12 @@ class Fp8:
 
     parts = frozenset({"weight", "weight_scale_inv", "weight_scale"})
     unneeded = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"})
+    input_scales = ("input_scale", "activation_scale")
 
     def __init__(self, settings: Settings) -> None:
         settings.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
         scheme = settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
-        self._products = "float8_e4m3" if scheme == "dynamic" else None
+        self._dynamic = scheme == "dynamic"
         settings.choice("scale_fmt", (None, "float", "ue8m0"))
         settings.choice("expert_dtype", (None, "fp8"))
         for key in ("modules_to_not_convert", "ignored_layers"):
@@ -40,21 +47,24 @@ class Fp8:
         """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
         rows, columns = module.part("weight", ("F8_E4M3",)).shape
         name = self._scale(module)
-        module.only("weight", name)
+        module.only("weight", name, *self.input_scales)
         shapes: tuple[tuple[int, ...], ...] = ()
         if self._block is not None:
             shapes = ((-(-rows // self._block[0]), -(-columns // self._block[1])),)
         if self._block is None or self._either:
-            shapes += _TENSOR
+            shapes += ONE
         module.part(name, SCALES, *shapes)
+        if not self._dynamic:
+            module.input_scale(*self.input_scales)
         return rows, columns
 
     def weight(self, module: Module) -> QuantizedWeight:
         rows, columns = self.shape(module)
         scales = module.scales(self._scale(module))
         block = (rows, columns)
-        if self._block is not None and scales.size > 1:
+        if self._block is not None and not (self._either and scales.size == 1):
             block = self._block
+        input_scale = 0.0 if self._dynamic else module.input_scale(*self.input_scales)
         return QuantizedWeight(
             module.float8("weight", (rows, columns)),
             float8_e4m3(),
@@ -62,7 +72,8 @@ class Fp8:
             None,
             block[0],
             equal_groups(columns, block[1]),
-            self._products,
+            BLOCKS if self._dynamic and block == (BLOCK, BLOCK) else "float8_e4m3",
+            input_scale,
         )
 
     def _scale(self, module: Module) -> str:

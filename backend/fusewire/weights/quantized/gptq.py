@@ -31,6 +31,7 @@ class Gptq:
 
     parts = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     unneeded: frozenset[str] = frozenset()
+    input_scales: tuple[str, ...] = ()
 
     def __init__(self, settings: Settings, model_type: Any) -> None:
         self._bits = settings.choice("bits", (2, 4, 8))
@@ -92,6 +93,7 @@ class Awq:
 
     parts = frozenset({"qweight", "qzeros", "scales"})
     unneeded: frozenset[str] = frozenset()
+    input_scales: tuple[str, ...] = ()
 
     def __init__(self, settings: Settings) -> None:
         bits = "bits" if "bits" in settings.values else "w_bit"

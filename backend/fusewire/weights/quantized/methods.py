@@ -31,6 +31,10 @@ class Method(Protocol):
     def unneeded(self) -> frozenset[str]:
         """Last names of tensors that only quantised activations and KV caches need."""
 
+    @property
+    def input_scales(self) -> tuple[str, ...]:
+        """Those of `unneeded` that are the scale of what a quantised weight is multiplied by."""
+
     def shape(self, module: Module) -> tuple[int, int]:
         """[out_features, in_features], from headers and a few numbers; CheckpointError where a part
         is missing, or has another type or shape."""

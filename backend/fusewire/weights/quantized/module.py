@@ -14,6 +14,7 @@ from fusewire.weights.quantized.weight import Codes, Int4, QuantizedWeight, Stor
 from fusewire.weights.safetensors import StoredTensor
 
 SCALES = ("F16", "BF16", "F32")
+ONE = ((), (1,), (1, 1))  # shapes of a single scale
 WHOLE = ("I32", "I64")
 # Conv1D of transformers: its weight is [in_features, out_features], quantised as that of a linear.
 _CONV1D = {"gpt2": ("c_attn", "c_fc", "c_proj", "q_attn")}
@@ -66,6 +67,12 @@ class Module:
             got = scales[np.unravel_index(np.argmin(right), scales.shape)]
             raise self.fault(name, got, f"finite and {'not 0' if negative else 'greater than 0'}")
         return scales
+
+    def input_scale(self, *names: str) -> float:
+        """The scale of what the weight is multiplied by, under one of these names."""
+        name = next((each for each in names if each in self), names[0])
+        self.part(name, SCALES, *ONE)
+        return float(self.scales(name).reshape(()))
 
     def integers(self, name: str) -> NDArray[Any]:
         """The part's whole numbers, in their own type."""

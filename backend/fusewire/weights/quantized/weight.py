@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,12 +65,30 @@ class Codes:
         return self.rows(0, self.shape[0])
 
 
+BLOCKS = "float8_e4m3_blocks"
+BLOCK = 128  # rows and columns of a weight in BLOCKS, and columns of what it is multiplied by
+
+
 class StoredCodes(NamedTuple):
     """A weight as products of 8 bits take it."""
 
-    format: str  # int8 or float8_e4m3
+    format: str  # int8, float8_e4m3 or BLOCKS
     codes: NDArray[np.uint8]  # [rows, columns], the bytes of the format
-    scales: NDArray[np.float32]  # [rows]
+    scales: NDArray[np.float32]  # [rows], of BLOCKS [rows / BLOCK, columns / BLOCK], rounded up
+    # That what it is multiplied by is rounded with; 0: one of its own largest magnitudes.
+    input_scale: float = 0.0
+
+
+def joined(parts: Sequence[StoredCodes]) -> StoredCodes | None:
+    """The rows of all parts as one weight; None where formats or input scales differ, or a block
+    would have rows of two."""
+    first = parts[0]
+    alike = all(p.format == first.format and p.input_scale == first.input_scale for p in parts)
+    whole = first.format != BLOCKS or all(len(p.codes) % BLOCK == 0 for p in parts[:-1])
+    if not (alike and whole):
+        return None
+    codes, scales = (np.concatenate(each) for each in zip(*(p[1:3] for p in parts), strict=True))
+    return StoredCodes(first.format, codes, scales, first.input_scale)
 
 
 @dataclass(frozen=True)
@@ -94,20 +112,25 @@ class QuantizedWeight:
     zeros: NDArray[np.float32] | None  # as scales
     block_rows: int
     groups: NDArray[np.int64]  # [columns]: each column's group
-    # The format of products, int8 or float8_e4m3, that it is meant for: what it is multiplied with
-    # is to be rounded to that too, each row by itself. None: it stays as it is.
+    # The format of products, as of StoredCodes, that it is meant for: what it is multiplied with is
+    # to be rounded to that too, each row (or BLOCK of it) by itself, or all with the input scale.
+    # None: it stays as it is.
     products: str | None = None
+    input_scale: float = 0.0
 
     def for_products(self) -> StoredCodes | None:
         """The codes as they are stored; None where the weight is not meant for products of 8 bits,
-        or has other codes, zeros, or several scales a row."""
-        one_scale_a_row = self.zeros is None and self.scales.shape[1] == 1
-        if self.products is None or not one_scale_a_row or self.codes.words.itemsize != 1:
+        or has other codes, zeros, or several scales a row other than those of BLOCKS."""
+        if self.products is None or self.zeros is not None or self.codes.words.itemsize != 1:
             return None
         rows, columns = self.codes.shape
         codes = self.codes.words.view(np.uint8).reshape(rows, columns)
+        if self.products == BLOCKS:
+            return StoredCodes(BLOCKS, codes, self.scales)
+        if self.scales.shape[1] != 1:
+            return None
         by_row = self.scales[np.arange(rows) // self.block_rows, 0]
-        return StoredCodes(self.products, codes, by_row)
+        return StoredCodes(self.products, codes, by_row, self.input_scale)
 
     def int4(self) -> Int4 | None:
         """Its codes of 4 bits as they are stored, None where it has others, or groups that kernels
