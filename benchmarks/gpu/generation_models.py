@@ -4,7 +4,7 @@ which never pass through a file or the host."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fusewire.weights import Checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from benchmarks.gpu import four_bits
+from benchmarks.gpu import float8_blocks, four_bits
 from benchmarks.gpu.generation_workload import Case, Shape
 from benchmarks.gpu.own import view
 
@@ -83,17 +83,22 @@ def _restore_frequencies(model: nn.Module, config: Any) -> None:
         setattr(module, name.rpartition(".")[2], theta**-steps)
 
 
+# What no `quantize` makes of 16-bit numbers.
+STORED = {"int4": four_bits.linear, "fp8_blocks": float8_blocks.linear}
+
+
 def own_model(
     model: Any, place: Place = GPU, quantize: str = "none", kv_cache_dtype: str = "auto"
 ) -> DecoderModel:
     """With the weights of a transformers model, taken where they are, or quantised from there, in
-    "int4" as folders of 4-bit weights have them."""
+    STORED as folders of such weights have them."""
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     blueprint = decoder(config).blueprint(Config(config))
     live = {name: _Live(tensor) for name, tensor in model.state_dict().items()}
     checkpoint = Checkpoint(live, "the model", blueprint.prefix, blueprint.aliases)  # type: ignore[arg-type]
-    direct, asked = (_FourBits, "none") if quantize == "int4" else (_Direct, quantize)
-    there = direct(place.device, place.dtype, asked, kv_cache_dtype=kv_cache_dtype)
+    asked = "none" if quantize in STORED else quantize
+    there = _Direct(place.device, place.dtype, asked, kv_cache_dtype=kv_cache_dtype)
+    there.linear_as_stored = STORED.get(quantize)
     return DecoderModel(blueprint, checkpoint, there, config=config, folder=None)
 
 
@@ -123,7 +128,10 @@ class _Live:
 
 
 class _Direct(Placement):
-    """Takes torch's tensors of its device and dtype as they are."""
+    """Takes torch's tensors of its device and dtype as they are, layers' matrices as of STORED
+    where one is chosen."""
+
+    linear_as_stored: Callable[[Tensor, Any, kernels.Stream], kernels.Linear] | None = None
 
     def reserve(self, count: int, tag: str, quantized_bytes: int = 0) -> None:
         """Nothing: the numbers are there."""
@@ -131,18 +139,16 @@ class _Direct(Placement):
     def floats(self, array: Any, name: str = "tensor") -> kernels.Tensor:
         return _ours(array) if isinstance(array, Tensor) else super().floats(array, name)
 
+    def layer_linear(self, weight: Any, bias: Any, name: str) -> kernels.Linear:
+        if self.linear_as_stored is None:
+            return super().layer_linear(weight, bias, name)
+        return self.linear_as_stored(weight.as_subclass(Tensor), bias, self.stream)
+
     def _packed(self, weight: Any, bias: Any, name: str, stored: str) -> kernels.Linear:
         parts = [None if each is None else _ours(each) for each in (weight, bias)]
         found = kernels.Linear(*parts, self.stream, format=stored)
         self.stream.synchronize()  # before torch has the memory of what was joined again
         return found
-
-
-class _FourBits(_Direct):
-    """Has layers' matrices in 4 bits."""
-
-    def layer_linear(self, weight: Any, bias: Any, name: str) -> kernels.Linear:
-        return four_bits.linear(weight.as_subclass(Tensor), bias, self.stream)
 
 
 def _ours(tensor: Tensor) -> kernels.Tensor:

@@ -1,11 +1,11 @@
-"""Layers' weights in fp8, int8 and 4 bits beside fp16 on a GPU: `python -m
+"""Layers' weights in fp8, by row and in blocks, int8 and 4 bits beside fp16 on a GPU: `python -m
 benchmarks.weight_formats --device cuda`.
 
-Forwards of BERT-base and -large (64 sequences of up to 512) but in 4 bits, steps of Llama-3-8B's
-shape (1 and 64 sequences, context 1024), and the products of these beside torch's `_scaled_mm` with
-scales by row, whose rows are quantised already and, compiled with the product, by torch, and its
-`_int_mm`, which leaves sums. Random weights, of products and steps such that 4 bits hold. Each case
-first answers in all formats; the cosines say how near the others are to fp16.
+Forwards of BERT-base and -large (64 sequences of up to 512) in what `--quantize` makes, steps of
+Llama-3-8B's shape (1 and 64 sequences, context 1024), and the products of these beside torch's
+`_scaled_mm` with scales by row, whose rows are quantised already and, compiled with the product, by
+torch, and its `_int_mm`, which leaves sums. Random weights, of products and steps such that 4 bits
+hold. Each case first answers in all formats; the cosines say how near the others are to fp16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.case_table import case_table
 from benchmarks.gpu import four_bits, own, rivals
-from benchmarks.gpu.generation_models import Past, own_model, transformers_model
+from benchmarks.gpu.generation_models import STORED, Past, own_model, transformers_model
 from benchmarks.gpu.generation_own import Pages, Step
 from benchmarks.gpu.generation_workload import SHAPES
 from benchmarks.gpu.generation_workload import Case as Steps
@@ -32,7 +32,7 @@ from benchmarks.gpu.workload import SIZES, Case
 from benchmarks.records import Row, Rows
 
 BENCHMARK = "weight_formats_gpu"
-FORMATS = {"none": None, "fp8": "float8_e4m3", "int8": "int8", "int4": "int4"}
+FORMATS = {"none": None, "fp8": "float8_e4m3", "fp8_blocks": None, "int8": "int8", "int4": None}
 OF_ENCODERS = ("none", "fp8", "int8")
 # In 8 bits a product's results are off by some 4 %. Through the 224 of a Llama with random weights
 # that adds up; norms after each block, as BERT's, hold it down.
@@ -170,8 +170,8 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
     source, target = view(x), view(out)
     results, contenders = {}, []
     for name, stored in FORMATS.items():
-        if stored == "int4":
-            packed = [four_bits.linear(w, None, stream) for w in weights]
+        if name in STORED:
+            packed = [STORED[name](w, None, stream) for w in weights]
         else:
             packed = [kernels.Linear(view(w), None, stream, format=stored) for w in weights]
         calls = [partial(kernels.linear, target, source, w, "none", stream) for w in packed]
