@@ -12,6 +12,7 @@ from torch import distributed
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
+from fusewire.train.flat import FlatParameters
 from fusewire.train.runs import MOMENTS, Member, Run, Update, layout, runs
 from fusewire.train.shards import Shards, State, by_parameter
 from fusewire.train.step_factors import StepFactors
@@ -76,6 +77,8 @@ class Adam(torch.optim.Optimizer):
         self._consolidated: State | None = {}
         self._norm = torch.tensor(math.nan, dtype=torch.float64)
         self._skipped = torch.tensor(0.0, dtype=torch.float64)
+        # Whose rounded copies, which kernels read, the last step wrote with the parameters.
+        self.copied: list[FlatParameters] = []
         self._forget_runs()
         defaults = {
             "lr": lr,
@@ -138,8 +141,10 @@ class Adam(torch.optim.Optimizer):
             getattr(self, "found_inf", None),
         )
         self.read_rates()
-        for each in zip(current, gradients, factors, strict=True):
-            _update(*each)
+        copies = self._copies_to_write(current)
+        for run, gradient, factor in zip(current, gradients, factors, strict=True):
+            _update(run, gradient, factor, None if run.flat is None else copies.get(run.flat))
+        self.copied = list(copies)
         if self._shards is not None:
             self._shards.gather_values()
             self._consolidated = None
@@ -204,6 +209,7 @@ class Adam(torch.optim.Optimizer):
         self._runs: list[Run] = []
         self._factors: StepFactors | None = None
         self._seen: list[Any] = []
+        self.copied = []
 
     def _current_runs(self) -> list[Run]:
         """Those of the last step, where nothing moved since but gradients as a whole run, or none
@@ -247,6 +253,12 @@ class Adam(torch.optim.Optimizer):
         members = [Member(p, group, *shards.range(p)) for p, group in given]
         return [member for member in members if member.begin < member.end]
 
+    def _copies_to_write(self, current: list[Run]) -> dict[FlatParameters, torch.Tensor]:
+        if self._shards is not None:  # others write parts of the parameters
+            return {}
+        flats = {run.flat: run.flat.copy_to_write() for run in current if run.flat is not None}
+        return {flat: copy for flat, copy in flats.items() if copy is not None}
+
     def _sharded(self) -> Shards:
         assert self.process_group is not None
         if self._shards is None:
@@ -277,7 +289,9 @@ def _numbers(scalars: list[torch.Tensor]) -> list[float]:
     return [found[number] for number in range(len(scalars))]
 
 
-def _update(run: Run, gradients: kernels.Tensor, factors: kernels.Tensor) -> None:
+def _update(
+    run: Run, gradients: kernels.Tensor, factors: kernels.Tensor, copy: torch.Tensor | None
+) -> None:
     beta1, beta2, eps, decoupled, _ = run.update
     kernels.adam(
         run.values,
@@ -292,7 +306,7 @@ def _update(run: Run, gradients: kernels.Tensor, factors: kernels.Tensor) -> Non
         eps,
         factors,
         decoupled,
-        None,
+        None if copy is None else run.of_copy(copy),
         stream_of(run.device),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,8 @@ from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fusewire.errors import ConfigurationError
+from fusewire.train.rounded import RoundedCopies, Version
 from fusewire.train.slot import NO_PASS, Slot, check_kind
-from fusewire.train.torch_tensors import weights_were_written
 
 # Parameters of whole cache lines (16 fp32 numbers) begin on a border of one: others come last.
 _CACHE_LINE = 16
@@ -31,9 +31,21 @@ def _count_writes(optimizer: Optimizer, *_: object) -> None:
     others write through `.data`; by the count it is known that packed weights are old."""
     for group in optimizer.param_groups:
         increment_version([p for p in group["params"] if p.grad is not None])
+    for flat in getattr(optimizer, "copied", ()):  # whose rounded copies ours has written too
+        flat.copy_was_written()
 
 
 register_optimizer_step_post_hook(_count_writes)
+
+# By the address of their values.
+_FLATS: weakref.WeakValueDictionary[int, FlatParameters] = weakref.WeakValueDictionary()
+
+
+def flat_of(parameter: torch.Tensor) -> FlatParameters | None:
+    """Those that a parameter lies in."""
+    address = parameter.untyped_storage().data_ptr()
+    flat = _FLATS.get(address)
+    return flat if flat is not None and flat.values.data_ptr() == address else None
 
 
 def _zeros(elements: int, device: torch.device) -> torch.Tensor:
@@ -107,17 +119,21 @@ class FlatParameters:
         values, _ = self._buffers()
         if values.device.type == "cpu" and dtype == torch.float32:
             return values
-        if dtype not in self._rounded:
-            copy = values if dtype == torch.float32 else torch.empty_like(values, dtype=dtype)
-            self._rounded[dtype] = copy, None
-        copy, seen = self._rounded[dtype]
-        now = self.version()
-        if seen != now:
-            if copy is not values:
-                copy.copy_(values)
-            weights_were_written(values.device)
-            self._rounded[dtype] = copy, now
-        return copy
+        return self._copies.read(dtype, self.version())
+
+    def copy_written_along(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        """Meanwhile the optimizer writes `values_in(dtype)` with the parameters."""
+        self._buffers()
+        return self._copies.written_along(dtype, self.version)
+
+    def copy_to_write(self) -> torch.Tensor | None:
+        """[elements], what an optimizer is to write with the parameters; None: nothing."""
+        self._buffers()
+        return self._copies.to_write(self.version())
+
+    def copy_was_written(self) -> None:
+        """Says, when the writes to parameters were counted, that it was."""
+        self._copies.was_written(self.version())
 
     @property
     def names(self) -> list[str]:
@@ -160,7 +176,7 @@ class FlatParameters:
                 moved = True
         self._relinks += moved
 
-    def version(self, names: Iterable[str] | None = None) -> tuple[int, int, int]:
+    def version(self, names: Iterable[str] | None = None) -> Version:
         """Another than before if any of these parameters (by default all) was written since, by
         torch's count.
 
@@ -261,10 +277,11 @@ class FlatParameters:
         self.layouts += 1
         device = self._slots[0].parameter.device if self._slots else torch.device("cpu")
         values = torch.empty(end, dtype=torch.float32, device=device)  # whatever the default is
-        self._rounded: dict[torch.dtype, tuple[torch.Tensor, tuple[int, int, int] | None]] = {}
+        self._copies = RoundedCopies(values)
         for slot in self._slots:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)
+        _FLATS[values.data_ptr()] = self
         return self._laid_out
 
     def _named(self, names: Iterable[str] | None) -> list[Slot]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fusewire import kernels
+from fusewire.train.flat import flat_of
 from fusewire.train.torch_tensors import view
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -54,11 +55,17 @@ class Run:
         self._known: list[list[float]] = []  # that are in _settings
         self.rates, self.decays = map(view, self._settings)
         self.values = self._part_of(self.parameters)
+        self.flat = flat_of(self.parameters[0])
         self.exp_avg, self.exp_avg_sq = (self._moment(name, state) for name in MOMENTS)
 
     def gradients(self) -> kernels.Tensor:
         """As they are now. Not kept: torch frees gradients between steps, and reuses memory."""
         return self._part_of([p.grad for p in self.parameters if p.grad is not None])
+
+    def of_copy(self, copy: torch.Tensor) -> kernels.Tensor:
+        """Of a copy of the buffer that `flat` is, the elements of this run."""
+        begin = self.parameters[0].storage_offset() + self._members[0].begin
+        return view(copy[begin : begin + sum(self._sizes)])
 
     def read_rates(self) -> None:
         """Takes learning rates and decays as they are now."""

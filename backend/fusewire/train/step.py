@@ -116,7 +116,7 @@ class Step:
             raise InvalidInput("batches", "none", "one or more", "leave empty lists out")
         sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
         counts = self._counts(batches)
-        with self._on_stream():
+        with self._on_stream(), self._writing_copies():
             self._optimizer.read_rates()
             if several and not self._accumulates:
                 # Adam finds gradients elsewhere than in the steps that were recorded until now.
@@ -234,9 +234,20 @@ class Step:
                 stack.enter_context(flat.holding_gradients(parameters))
             yield
 
+    @contextmanager
+    def _writing_copies(self) -> Iterator[None]:
+        """The optimizer writes what kernels read with the parameters."""
+        with ExitStack() as stack:
+            for flat in self._flats:
+                stack.enter_context(flat.copy_written_along(self._dtype or torch.float32))
+            yield
+
     def _weights_were_written(self) -> None:
+        """By a step, and with them the copies that kernels read."""
         for flat in self._flats:
             flat.written()
+        for flat in self._optimizer.copied:
+            flat.copy_was_written()
         increment_version(self._others)
 
     def _autocast(self) -> AbstractContextManager[Any]:
