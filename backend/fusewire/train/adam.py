@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from fusewire import kernels
 from fusewire.errors import ConfigurationError
 from fusewire.train.flat import FlatParameters
 from fusewire.train.runs import MOMENTS, Member, Run, Update, layout, runs
 from fusewire.train.shards import Shards, State, by_parameter
 from fusewire.train.step_factors import StepFactors
-from fusewire.train.torch_tensors import stream_of
 
 # What torch's optimizers of this name can do and this one cannot, in their own words.
 _LACKS = ("amsgrad", "maximize", "differentiable")
@@ -142,12 +140,20 @@ class Adam(torch.optim.Optimizer):
         )
         self.read_rates()
         copies = self._copies_to_write(current)
-        for run, gradient, factor in zip(current, gradients, factors, strict=True):
-            _update(run, gradient, factor, None if run.flat is None else copies.get(run.flat))
-        self.copied = list(copies)
-        if self._shards is not None:
-            self._shards.gather_values()
+        updates = list(zip(current, gradients, factors, strict=True))
+        if self._shards is None:
+            for run, gradient, factor in updates:
+                run.step(gradient, factor, None if run.flat is None else copies.get(run.flat))
+        else:
+
+            def step(block: int) -> None:
+                for run, gradient, factor in updates:
+                    if run.block == block:
+                        run.step(gradient, factor)
+
+            self._shards.update(step, copies)
             self._consolidated = None
+        self.copied = list(copies)
         return loss
 
     def consolidate_state_dict(self, to: int = 0) -> None:
@@ -248,18 +254,17 @@ class Adam(torch.optim.Optimizer):
         """What of these parameters is updated here."""
         if self.process_group is None:
             return [Member(p, group, 0, p.numel()) for p, group in given]
-        shards = self._sharded()
+        shards = self.shards()
         shards.check_places()
         members = [Member(p, group, *shards.range(p)) for p, group in given]
         return [member for member in members if member.begin < member.end]
 
     def _copies_to_write(self, current: list[Run]) -> dict[FlatParameters, torch.Tensor]:
-        if self._shards is not None:  # others write parts of the parameters
-            return {}
         flats = {run.flat: run.flat.copy_to_write() for run in current if run.flat is not None}
         return {flat: copy for flat, copy in flats.items() if copy is not None}
 
-    def _sharded(self) -> Shards:
+    def shards(self) -> Shards:
+        """The parameters, cut. All processes of the group have to call it the first time."""
         assert self.process_group is not None
         if self._shards is None:
             assert self._consolidated is not None
@@ -287,28 +292,6 @@ def _numbers(scalars: list[torch.Tensor]) -> list[float]:
         values = torch.stack([scalars[number] for number in numbers]).tolist()
         found.update(zip(numbers, values, strict=True))
     return [found[number] for number in range(len(scalars))]
-
-
-def _update(
-    run: Run, gradients: kernels.Tensor, factors: kernels.Tensor, copy: torch.Tensor | None
-) -> None:
-    beta1, beta2, eps, decoupled, _ = run.update
-    kernels.adam(
-        run.values,
-        gradients,
-        run.exp_avg,
-        run.exp_avg_sq,
-        run.segments,
-        run.rates,
-        run.decays,
-        beta1,
-        beta2,
-        eps,
-        factors,
-        decoupled,
-        None if copy is None else run.of_copy(copy),
-        stream_of(run.device),
-    )
 
 
 def _check(group: dict[str, Any]) -> None:

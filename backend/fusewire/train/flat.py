@@ -8,8 +8,8 @@ their names and shapes, and are views.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,14 +136,29 @@ class FlatParameters:
         self._copies.was_written(self.version())
 
     @property
+    def slots(self) -> list[Slot]:
+        """Of all parameters, in the order of the buffers."""
+        self._buffers()
+        return self._slots
+
+    @property
     def names(self) -> list[str]:
         """The parameters' names (a tied one's first), in the order of the buffers."""
-        self._buffers()
-        return [slot.names[0] for slot in self._slots]
+        return [slot.names[0] for slot in self.slots]
 
     def offset(self, name: str) -> int:
         """Where a parameter begins in the buffers, in elements."""
         return self._slot(name).begin
+
+    def make_section(self, names: Sequence[str]) -> None:
+        """Says that the gradients of these parameters come together in a backward pass, so that
+        processes send them by themselves."""
+        for slot in self._named(names):
+            self._sections[slot.begin] = names[0]
+
+    def section(self, offset: int) -> str | None:
+        """Of the parameter that begins there; None where it has none, which is one of its own."""
+        return self._sections.get(offset)
 
     def parameter(self, name: str) -> Parameter:
         """The parameter that has this name now."""
@@ -194,24 +209,6 @@ class FlatParameters:
         the stream that is current then."""
         for slot in self._named(None):
             slot.forget_node()
-
-    @contextmanager
-    def holding_gradients(self, parameters: Container[torch.Tensor] | None) -> Iterator[None]:
-        """`.grad` of these parameters (None: of all that train) is their slice of `gradients`
-        meanwhile, to which backwards add, and None behind it."""
-        slots = [
-            slot
-            for slot in self._named(None)
-            if slot.parameter.requires_grad and (parameters is None or slot.parameter in parameters)
-        ]
-        _, gradients = self._buffers()
-        for slot in slots:
-            slot.parameter.grad = slot.view(gradients)
-        try:
-            yield
-        finally:
-            for slot in slots:
-                slot.parameter.grad = None
 
     def begin_backward(self, names: Sequence[str]) -> GradientPlace:
         """Where the backward that runs writes the gradients of these parameters.
@@ -278,6 +275,7 @@ class FlatParameters:
         device = self._slots[0].parameter.device if self._slots else torch.device("cpu")
         values = torch.empty(end, dtype=torch.float32, device=device)  # whatever the default is
         self._copies = RoundedCopies(values)
+        self._sections: dict[int, str] = {}
         for slot in self._slots:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)

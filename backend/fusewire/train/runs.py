@@ -11,19 +11,21 @@ import torch
 
 from fusewire import kernels
 from fusewire.train.flat import flat_of
-from fusewire.train.torch_tensors import view
+from fusewire.train.torch_tensors import stream_of, view
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Update = tuple[float, float, float, bool, int]  # beta1, beta2, eps, decoupled, steps taken
 
 
 class Member(NamedTuple):
-    """A parameter of a group of an optimizer, of which the elements [begin, end) are updated."""
+    """A parameter of a group of an optimizer, of which the elements [begin, end) are updated;
+    `block`: a number that members of a run have in common."""
 
     parameter: torch.Tensor
     group: dict[str, Any]
     begin: int
     end: int
+    block: int = 0
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """Of a tensor of the parameter's shape: the tensor itself where it is all of it."""
@@ -56,16 +58,39 @@ class Run:
         self.rates, self.decays = map(view, self._settings)
         self.values = self._part_of(self.parameters)
         self.flat = flat_of(self.parameters[0])
+        self.block = members[0].block
         self.exp_avg, self.exp_avg_sq = (self._moment(name, state) for name in MOMENTS)
 
     def gradients(self) -> kernels.Tensor:
         """As they are now. Not kept: torch frees gradients between steps, and reuses memory."""
         return self._part_of([p.grad for p in self.parameters if p.grad is not None])
 
-    def of_copy(self, copy: torch.Tensor) -> kernels.Tensor:
-        """Of a copy of the buffer that `flat` is, the elements of this run."""
+    def step(
+        self,
+        gradients: kernels.Tensor,
+        factors: kernels.Tensor,
+        copy: torch.Tensor | None = None,
+    ) -> None:
+        """Updates values and moments by `factors` of kernels.adam, and with them its elements of a
+        `copy` of the buffer that `flat` is."""
+        beta1, beta2, eps, decoupled, _ = self.update
         begin = self.parameters[0].storage_offset() + self._members[0].begin
-        return view(copy[begin : begin + sum(self._sizes)])
+        kernels.adam(
+            self.values,
+            gradients,
+            self.exp_avg,
+            self.exp_avg_sq,
+            self.segments,
+            self.rates,
+            self.decays,
+            beta1,
+            beta2,
+            eps,
+            factors,
+            decoupled,
+            None if copy is None else view(copy[begin : begin + sum(self._sizes)]),
+            stream_of(self.device),
+        )
 
     def read_rates(self) -> None:
         """Takes learning rates and decays as they are now."""
@@ -104,7 +129,9 @@ def runs(
         if p.grad is not None and not p.grad.is_contiguous():
             p.grad = p.grad.contiguous()
         update = update_of(member)
-        if run and (update != last or not _continues(run[-1].parameter, p)):
+        if run and (
+            update != last or run[-1].block != member.block or not _continues(run[-1].parameter, p)
+        ):
             assert last is not None
             yield Run(run, last, state)
             run = []

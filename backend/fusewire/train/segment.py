@@ -57,6 +57,7 @@ class Segment:
         apart = {bias.name for bias in self._biases}
         every = (name for names in (*self._by_layer, self._last) for name in names)
         self.names = [name for name in every if name not in apart]  # with gradients in the buffer
+        self.flat.make_section(self.names)
         self._seen: tuple[int, int, int] | None = None
         self._layout = self.flat.layouts
         self._version = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -10,10 +11,16 @@ import torch
 from torch import distributed
 
 from fusewire.errors import ConfigurationError
+from fusewire.train.flat import FlatParameters, flat_of
+from fusewire.train.recording import between_graphs
 from fusewire.train.runs import MOMENTS, array, follows
+from fusewire.train.torch_tensors import weights_were_written
 
-# Torch's name for it from 2.13 on, which warns at the one before.
+# Torch's names for them from 2.13 on, which warns at those before.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_reduce_scatter = (
+    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+)
 
 Block = list[torch.Tensor]  # parameters that follow each other in memory
 State = dict[torch.Tensor, dict[str, torch.Tensor]]  # step and moments, by parameter
@@ -22,9 +29,10 @@ State = dict[torch.Tensor, dict[str, torch.Tensor]]  # step and moments, by para
 class Shards:
     """An optimizer's parameters, cut into as many parts as a group has processes.
 
-    Parameters that follow each other in memory, as FlatParameters lays them out, are cut as one
-    array into equal parts (what is left over is the last process's), so that their new values are
-    gathered by one call; a cut may go through a parameter. Every process has to call the same.
+    Parameters that follow each other in memory, as FlatParameters lays them out, are a `block`, a
+    section of one of its own: it is cut as one array into equal parts (what is left over is the
+    last process's), so that one call adds up its gradients and one gathers its new values; a cut
+    may go through a parameter. Every process has to call the same.
 
     ZeRO's first stage: Rajbhandari et al. 2020, section 5.1. Raises ConfigurationError where the
     processes have not the same parameters in the same order.
@@ -34,23 +42,24 @@ class Shards:
         self._group = group
         self._rank, self._processes = distributed.get_rank(group), group.size()
         self._parameters = parameters
-        self._blocks = blocks(parameters)
-        self._ranges: dict[torch.Tensor, tuple[int, int]] = {}
-        for block in self._blocks:
+        self.blocks = blocks(parameters)
+        self._ranges: dict[torch.Tensor, tuple[int, int, int]] = {}
+        for number, block in enumerate(self.blocks):
             begin, end = self._own(sum(p.numel() for p in block))
             for p, at in _places(block):
                 cut = [min(max(border - at, 0), p.numel()) for border in (begin, end)]
-                self._ranges[p] = cut[0], cut[1]
+                self._ranges[p] = cut[0], cut[1], number
         self._check_others()
 
-    def range(self, parameter: torch.Tensor) -> tuple[int, int]:
-        """Its elements [begin, end) are this process's: none where they are equal."""
-        return self._ranges.get(parameter, (0, 0))
+    def range(self, parameter: torch.Tensor) -> tuple[int, int, int]:
+        """Its elements [begin, end) are this process's, none where they are equal; and the number
+        of the block that it is in."""
+        return self._ranges.get(parameter, (0, 0, 0))
 
     def check_places(self) -> None:
         """Raises ConfigurationError where parameters follow others than before."""
         now = [[id(p) for p in block] for block in blocks(self._parameters)]
-        if now != [[id(p) for p in block] for block in self._blocks]:
+        if now != [[id(p) for p in block] for block in self.blocks]:
             raise ConfigurationError(
                 "params: got parameters that lie in memory otherwise than at the first step, when "
                 "they were cut, wanted them as they were; call replace(model) before"
@@ -60,17 +69,63 @@ class Shards:
         """Makes it the sum of all processes'."""
         distributed.all_reduce(own, group=self._group)
 
-    def gather_values(self) -> None:
-        """Takes over what the others wrote to their parts of the parameters."""
-        for block in self._blocks:
-            self._gather(array(block))
+    def reduce(self, gradients: torch.Tensor) -> list[distributed.Work]:
+        """Begins to make this process's part of the gradients of a block, as one array, the sum of
+        all processes'; others are of no use then."""
+        even, own, rest = self._cut(gradients)
+        works = []
+        if len(own):
+            works.append(_reduce_scatter(own, even, group=self._group, async_op=True))
+        if len(rest):
+            works.append(distributed.all_reduce(rest, group=self._group, async_op=True))
+        return works
+
+    def gather(self, whole: torch.Tensor) -> list[distributed.Work]:
+        """Begins to write the others' parts of the array of a block, of which the own one is
+        right."""
+        even, own, rest = self._cut(whole)
+        works = []
+        if len(own):
+            works.append(_all_gather(even, own, group=self._group, async_op=True))
+        if len(rest):
+            last = distributed.get_global_rank(self._group, self._processes - 1)
+            works.append(distributed.broadcast(rest, last, group=self._group, async_op=True))
+        return works
+
+    def update(
+        self, step: Callable[[int], None], copies: Mapping[FlatParameters, torch.Tensor]
+    ) -> None:
+        """Calls `step` for the number of each block, which writes this process's part of it, and
+        takes the others' from them: those travel while the next block is written. Of buffers that
+        have copies, these are written too."""
+        # The last first: heads are small, so that something soon travels.
+        arrays = list(enumerate(array(block) for block in self.blocks))[::-1]
+        travelling: list[list[distributed.Work]] = []
+
+        def wait() -> None:
+            for work in travelling.pop(0):
+                work.wait()
+
+        def send(values: torch.Tensor) -> None:
+            travelling.append(self.gather(values))
+
+        for number, values in arrays:
+            step(number)
+            between_graphs(partial(send, values))
+        for _, values in arrays:
+            between_graphs(wait)
+            flat = flat_of(values)
+            if flat is not None and flat in copies:
+                copies[flat][values.storage_offset() :][: len(values)].copy_(values)
+        for device in dict.fromkeys(values.device for _, values in arrays):
+            weights_were_written(device)
 
     def parts_of(self, whole: State) -> State:
         """Of the state of an optimizer, by parameter, what is this process's, on the parameters'
         devices."""
         parts = {}
         for p, state in whole.items():
-            begin, end = self.range(p)
+            begin, end, _ = self.range(p)
             if begin < end:
                 moments = {name: state[name].reshape(-1)[begin:end] for name in MOMENTS}
                 parts[p] = {
@@ -100,14 +155,15 @@ class Shards:
         return whole if self._rank == to else None
 
     def _whole(self, name: str, state: State) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for block in self._blocks:
+        for block in self.blocks:
             joined = torch.zeros(sum(p.numel() for p in block), device=block[0].device)
             pieces = joined.split([p.numel() for p in block])
             for p, piece in zip(block, pieces, strict=True):
                 if p in state:
-                    begin, end = self._ranges[p]
+                    begin, end, _ = self._ranges[p]
                     piece[begin:end] = state[p][name].reshape(-1)
-            self._gather(joined)
+            for work in self.gather(joined):
+                work.wait()
             pieces = joined.cpu().split([p.numel() for p in block])
             yield from ((p, piece.view_as(p)) for p, piece in zip(block, pieces, strict=True))
 
@@ -116,19 +172,14 @@ class Shards:
         last = self._rank == self._processes - 1
         return self._rank * size, elements if last else (self._rank + 1) * size
 
-    def _gather(self, whole: torch.Tensor) -> None:
-        """Writes the others' parts of an array of which the own one is right."""
+    def _cut(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What is cut into equal parts, this process's of it, and what is left over."""
         size = len(whole) // self._processes
-        even, rest = whole[: size * self._processes], whole[size * self._processes :]
-        if size:
-            own = even[self._rank * size :][:size]
-            _all_gather(even, own, group=self._group)
-        if len(rest):
-            last = distributed.get_global_rank(self._group, self._processes - 1)
-            distributed.broadcast(rest, last, group=self._group)
+        even = whole[: size * self._processes]
+        return even, even[self._rank * size :][:size], whole[len(even) :]
 
     def _check_others(self) -> None:
-        own = [[p.numel() for p in block] for block in self._blocks]
+        own = [[p.numel() for p in block] for block in self.blocks]
         every: list[Any] = [None] * self._processes
         distributed.all_gather_object(every, own, group=self._group)
         for rank, other in enumerate(every):
@@ -161,11 +212,17 @@ def blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
     found: list[Block] = []
     for block in by_storage.values():
         for p in sorted(block, key=torch.Tensor.data_ptr):
-            if found and follows(found[-1][-1], p):
+            if found and follows(found[-1][-1], p) and section(found[-1][-1]) == section(p):
                 found[-1].append(p)
             else:
                 found.append([p])
     return found
+
+
+def section(parameter: torch.Tensor) -> str | None:
+    """Of the FlatParameters that it lies in."""
+    flat = flat_of(parameter)
+    return None if flat is None else flat.section(int(parameter.storage_offset()))
 
 
 def _places(block: Block) -> Iterator[tuple[torch.Tensor, int]]:

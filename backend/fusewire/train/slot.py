@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
 from fusewire.errors import ConfigurationError
 from fusewire.kernels import cuda_built
@@ -83,6 +85,14 @@ class Slot:
 
     def forget_node(self) -> None:
         self._edge = None
+
+    def when_done(self, call: Callable[[Slot], None]) -> RemovableHandle:
+        """Backward passes call it when the parameter's whole gradient is in `.grad`, or none came:
+        behind the node that accumulates it, as DistributedDataParallel does."""
+        if self._edge is None:
+            self._edge = get_gradient_edge(self.parameter)
+        handle: RemovableHandle = self._edge.node.register_hook(lambda *_: call(self))
+        return handle
 
     def needs_own_memory(self, gradients: torch.Tensor) -> bool:
         """Whether the gradient that is computed now may not be written to the slice:

@@ -16,8 +16,10 @@ from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.train.adam import Adam
 from fusewire.train.bucket_inputs import Batch, BucketInputs, Sides, key_of, sides_of
 from fusewire.train.flat import FlatParameters
+from fusewire.train.gradients import collected, held, leaves_of
 from fusewire.train.packed import prepared
-from fusewire.train.recording import Recording
+from fusewire.train.recording import Recording, between_graphs
+from fusewire.train.sending import Sending
 from fusewire.train.targets import labels_of
 from fusewire.train.torch_tensors import capturing
 
@@ -44,13 +46,16 @@ class Step:
     are weighed by `items(batch)`, of how many a batch's loss is the mean: by default its labels
     other than -100 (of causal models those that something predicts). So the step is that of all
     rows in one batch. Each batch is then a launch, and the update another; gradients are added in
-    the buffer of `replace`, which is cleared before, and from the first list on single batches are
-    computed so too.
+    the buffer of `replace`, which is cleared before, and from the first list on single batches and
+    their updates are launches too.
 
     With a `process_group` of its Adam the processes of the group, started by torchrun, take a step
     together: that of all rows that all of them give. Each gives as many batches as it likes, one or
-    more; their losses are weighed in the same way. Gradients are added up between the last batch
-    and the update, which is not recorded then. The loss is that of all.
+    more; their losses are weighed in the same way. Gradients of the last one are added up while its
+    backward pass goes on below, those of a segment of `replace` as they come, each process's part
+    in that process; new values travel while others are computed. Where something is sent a graph
+    ends and another begins: processes may record, and have other sizes, independently. The loss is
+    that of all.
 
     `optimizer`: an Adam, whose learning rates and decays may change between steps; `max_grad_norm`
     and betas may not. A step whose gradients are not finite is skipped and counted by it. Dropout
@@ -99,10 +104,16 @@ class Step:
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         self._recorded: OrderedDict[Any, _Bucket] = OrderedDict()
         self._group = optimizer.process_group
+        if self._group is not None and self._others:
+            raise ConfigurationError(
+                f"optimizer: got {len(self._others)} parameters that are not the model's, wanted "
+                "none where processes add up gradients; train them under DistributedDataParallel"
+            )
         # Of one process from the first list of batches on.
         self._accumulates = self._group is not None
         self._trained: set[torch.Tensor] = set()
-        self._update = self._recording_of_update()
+        self._sending: Sending | None = None  # of several processes, made with the first gradients
+        self._update = self._recording(self._apply)
         self.replays = 0
         for flat in self._flats:
             flat.forget_nodes()
@@ -124,18 +135,31 @@ class Step:
                 self._accumulates = True
             if not self._accumulates:
                 return self._run(self._bucket(batches[0], sides[0]).step, updates=True)
+            return self._of_several(batches, sides, counts)
+
+    def _of_several(
+        self, batches: Sequence[Batch], sides: Sequence[Sides], counts: Sequence[int]
+    ) -> torch.Tensor:
+        """The loss of batches, and of those of other processes, before the step of all."""
+        alone = len(batches) == 1
+        if not alone:
             for flat in self._flats:
                 flat.gradients.zero_()
-            loss = torch.zeros((), device=self._device)
-            total = self._of_all(torch.full((), float(sum(counts)), device=self._device))
-            for each, of_each, count in zip(batches, sides, counts, strict=True):
-                bucket = self._bucket(each, of_each)
-                torch.div(count, total, out=bucket.share)
-                loss = loss + self._run(bucket.step)
-            for flat in self._flats:
-                self._of_all(flat.gradients)
-            self._run(self._update, updates=True)
-            return self._of_all(loss)
+        loss = torch.zeros((), device=self._device)
+        total = torch.full((), float(sum(counts)), device=self._device)
+        if self._group is not None:
+            distributed.all_reduce(total, group=self._group)
+        for number, (batch, of_batch, count) in enumerate(zip(batches, sides, counts, strict=True)):
+            sends = self._group is not None and number == len(batches) - 1
+            bucket = self._bucket(batch, of_batch, writes=alone, sends=sends)
+            torch.div(count, total, out=bucket.share)
+            loss = loss + self._run(bucket.step)
+        if self._sending is not None:
+            self._sending.wait()
+        self._run(self._update, updates=True)
+        if self._group is not None:
+            distributed.all_reduce(loss, group=self._group)
+        return loss
 
     def _counts(self, batches: Sequence[Batch]) -> list[int]:
         """What the loss of each batch is the mean of so many of."""
@@ -148,21 +172,18 @@ class Step:
             )
         return counts
 
-    def _of_all(self, own: torch.Tensor) -> torch.Tensor:
-        """Makes it the sum of all processes'."""
-        if self._group is not None:
-            distributed.all_reduce(own, group=self._group)
-        return own
-
-    def _bucket(self, batch: Batch, sides: Sides) -> _Bucket:
-        """The batch's, with the batch in it."""
-        key = key_of(batch, sides), self._model.training
+    def _bucket(
+        self, batch: Batch, sides: Sides, *, writes: bool = False, sends: bool = False
+    ) -> _Bucket:
+        """The batch's, with the batch in it. Of those that accumulate: whether its gradients are
+        the first in the buffers, and whether they are the last, which processes add up."""
+        key = key_of(batch, sides), self._model.training, writes, sends
         bucket = self._recorded.get(key)
         if bucket is None:
             inputs = BucketInputs(batch, sides, self._device)
             share = torch.ones((), device=self._device)
             if self._accumulates:
-                step = self._recording(partial(self._accumulate, inputs, share))
+                step = self._recording(partial(self._accumulate, inputs, share, writes, sends))
             else:
                 step = self._recording(partial(self._whole, inputs))
             bucket = self._recorded[key] = _Bucket(inputs, share, step)
@@ -175,11 +196,6 @@ class Step:
     def _recording(self, compute: Callable[[], torch.Tensor]) -> Recording:
         # So that the copies that kernels have of weights are made in the graph.
         return Recording(compute, self._pool, self._weights_were_written)
-
-    def _recording_of_update(self) -> Recording:
-        """Not recorded where processes wait for each other in it."""
-        pool = None if self._group is not None else self._pool
-        return Recording(self._apply, pool, self._weights_were_written)
 
     def _run(self, recording: Recording, *, updates: bool = False) -> torch.Tensor:
         replayed = recording.is_next_replayed
@@ -199,19 +215,38 @@ class Step:
         self._optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _accumulate(self, inputs: BucketInputs, share: torch.Tensor) -> torch.Tensor:
-        """Adds to the gradients in the buffers."""
+    def _accumulate(
+        self, inputs: BucketInputs, share: torch.Tensor, writes: bool, sends: bool
+    ) -> torch.Tensor:
+        """Writes or adds to the gradients in the buffers."""
         loss = self._forward(inputs) * share
+        reached = leaves_of(loss)
         if not capturing(self._device):
-            self._find_trained(loss)
-        with self._holding(None):
+            self._find_trained(reached)
+        with ExitStack() as stack:
+            for flat in self._flats:
+                stack.enter_context(collected(flat, reached) if writes else held(flat))
+            if sends:
+                stack.enter_context(self._sender().during_backward(reached))
             self._scaler.scale(loss).backward()
         return loss.detach()
 
+    def _sender(self) -> Sending:
+        if self._sending is None:
+            self._sending = Sending(list(self._flats), self._optimizer.shards())
+        return self._sending
+
     def _apply(self) -> torch.Tensor:
         """Makes the step that they are the gradients of."""
-        with self._holding(self._trained):
+        with ExitStack() as stack:
+            for flat in self._flats:
+                stack.enter_context(held(flat, self._trained))
             self._scaler.step(self._optimizer)
+            if self._group is not None and self._scaler.is_enabled():
+                # Scales have to stay equal: what one process found is found by all.
+                for found in self._scaler._found_inf_per_device(self._optimizer).values():
+                    most = distributed.ReduceOp.MAX
+                    between_graphs(partial(distributed.all_reduce, found, most, self._group))
             self._scaler.update()
         return torch.empty(0, device=self._device)
 
@@ -219,20 +254,11 @@ class Step:
         with prepared(inputs.packed), self._autocast():
             return self._loss(self._model, inputs.batch)
 
-    def _find_trained(self, loss: torch.Tensor) -> None:
+    def _find_trained(self, reached: set[torch.Tensor]) -> None:
         """Parameters that no loss reaches have zeros in the buffers: Adam leaves them alone."""
-        found = leaves_of(loss)
-        if not found <= self._trained:
-            self._trained |= found
-            self._update = self._recording_of_update()
-
-    @contextmanager
-    def _holding(self, parameters: set[torch.Tensor] | None) -> Iterator[None]:
-        """Their `.grad`, or that of all, is in the buffers meanwhile."""
-        with ExitStack() as stack:
-            for flat in self._flats:
-                stack.enter_context(flat.holding_gradients(parameters))
-            yield
+        if not reached <= self._trained:
+            self._trained |= reached
+            self._update = self._recording(self._apply)
 
     @contextmanager
     def _writing_copies(self) -> Iterator[None]:
@@ -275,19 +301,3 @@ class _Bucket(NamedTuple):
     inputs: BucketInputs
     share: torch.Tensor
     step: Recording
-
-
-def leaves_of(loss: torch.Tensor) -> set[torch.Tensor]:
-    """Those that its backward gives gradients to."""
-    found: set[torch.Tensor] = set()
-    nodes: list[Any] = [loss.grad_fn]
-    seen: set[Any] = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(node.variable)
-        nodes += [following for following, _ in node.next_functions]
-    return found

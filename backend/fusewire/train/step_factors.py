@@ -4,12 +4,14 @@ the host waits for it, and a recorded step finds it anew at every replay."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fusewire import kernels
+from fusewire.train.recording import between_graphs
 from fusewire.train.runs import Run
 from fusewire.train.shards import Shards
 from fusewire.train.torch_tensors import stream_of, view
@@ -72,20 +74,19 @@ class StepFactors:
         if found_inf is not None:
             total[1].add_(torch.as_tensor(found_inf, device=home))
         if self._shards is not None:
-            self._shards.add_up(total)
+            between_graphs(partial(self._shards.add_up, total))
         square, broken = total
         norm = square.sqrt()
-        unscale: Any = 1.0
-        good = square.isfinite() & (broken == 0)
+        good = (square < math.inf) & (broken == 0)
         if scale is not None:
             unscale = 1.0 / torch.as_tensor(scale, dtype=torch.float64, device=home)
             norm = norm * unscale
         self.norm.copy_(norm)
         self.skipped.add_(~good)
         factor = torch.ones_like(norm) if max_norm is None else _clip(norm, max_norm)
-        factor = torch.where(good, factor * unscale, math.nan)
+        factor = torch.where(good, factor if scale is None else factor * unscale, math.nan)
         self._steps.add_(good)
-        taken = self._steps.index_select(0, self._firsts).double()
+        taken = self._steps.index_select(0, self._firsts)
         rest = 1.0 - self._betas ** taken[:, None]
         rows = torch.stack([factor.expand(len(rest)), 1.0 / rest[:, 0], rest[:, 1].rsqrt()], 1)
         rows = rows.to(torch.float32)
