@@ -70,15 +70,15 @@ def run(options: argparse.Namespace) -> None:
         return ms
 
     for shape in options.models:
-        together = {system: stepping(system, shape, device, group) for system in SYSTEMS}
-        alone = {system: stepping(system, shape, device) for system in SYSTEMS}
-        if rank == 0:
+        together = {system: stepping(system, shape, device, group) for system in options.systems}
+        alone = {system: stepping(system, shape, device) for system in options.systems}
+        if rank == 0 and EAGER in options.systems:
             check(alone, few(shape, seed=0, device=device))
         for texts in options.texts or CASES.get(shape, (8,)):
             batches = made(shape, texts, device=device)
             ms: dict[tuple[str, bool], list[float]] = {}
             for turn in range(WARM_UPS + options.rounds):
-                for system in SYSTEMS:
+                for system in options.systems:
                     one = alone_ms(alone[system][1], batches)
                     every = slowest_ms(together[system][1], batches)
                     if turn >= WARM_UPS:
@@ -110,13 +110,13 @@ def _rows(
     else:
         facts = machine.facts(*packages)
     found = []
-    for system in SYSTEMS:
+    for system in options.systems:
         one, every = (median(ms[system, alone]) for alone in (True, False))
         found.append(
             {
                 "benchmark": DDP,
                 "model": shape,
-                "case": f"{texts} {counted(shape)} a process",
+                "case": f"{processes} processes, {texts} {counted(shape)} each",
                 "system": system,
                 "processes": processes,
                 "texts": texts,
@@ -140,6 +140,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, help="by default one for each GPU")
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(CASES))
     parser.add_argument("--texts", type=int, nargs="+", help="of each process")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each system")
     parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()

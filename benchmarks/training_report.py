@@ -78,9 +78,7 @@ def ddp_goals(rows: Rows) -> list[Goal]:
     for row in rows:
         if row["system"].startswith(OURS) and row["processes"] in EFFICIENCY:
             wanted = EFFICIENCY[row["processes"]]
-            what = (
-                f"{row['model']}, {row['case']}: {row['processes']} processes, of {row['system']}"
-            )
+            what = f"{row['model']}, {row['case']}: of {row['system']}"
             reached = row["efficiency"] >= wanted
             found.append(Goal(what, f">= {wanted:.0%}", f"{row['efficiency']:.1%}", reached))
     return found
@@ -94,9 +92,9 @@ def ddp_table(rows: Rows) -> str:
         some = next(iter(of_case.values()))
         found = [of_case.get(system) for system in systems]
         rates = [f"{r['tokens_per_s']} ({r['efficiency']:.1%})" if r else "" for r in found]
-        return [str(some["processes"]), _tokens(some), *rates]
+        return [_tokens(some), *rates]
 
-    lines = case_table(["processes", "tokens, padded", *systems], rows, cells)
+    lines = case_table(["tokens, padded", *systems], rows, cells)
     head = "Training by several processes, tokens/s of all (of one process alone, times as many):"
     return "\n".join([head, "", *lines])
 
