@@ -11,7 +11,7 @@ import torch
 from fusewire import train
 from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
 
-from tests.tolerance import TRAINED_VERSUS_EAGER
+from tests.tolerance import TRAINED_VERSUS_EAGER, TRAINED_WEIGHT
 from tests.train.tiny_models import eager, ragged
 
 PAIRS = ["BartForConditionalGeneration", "MarianMTModel", "T5ForConditionalGeneration"]
@@ -224,6 +224,37 @@ def test_a_batch_with_nan_gradients_changes_nothing(device: str) -> None:
     assert math.isfinite(step(batch))
     assert optimizer.skipped_steps == 1
     assert not torch.equal(next(model.parameters()), before[0])
+
+
+@ON_EACH
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
+@pytest.mark.parametrize("count", [1, 2], ids=["single", "accumulated"])
+def test_steps_go_on_from_a_checkpoint_and_from_a_loop(count: int, device: str) -> None:
+    """Which both change where moments are."""
+    name = "BertForSequenceClassification"
+    model, _ = prepare(name, device)
+    twin, batch = copy.deepcopy(model), ragged(name, seed=1)
+    # Of a key's bias the gradient is rounding alone: eps keeps it from becoming a step.
+    optimizer, other = (train.Adam(m.parameters(), lr=1e-3, eps=1e-4) for m in (model, twin))
+    step = train.Step(model, optimizer)
+
+    def three() -> None:
+        for _ in range(3):
+            step(batch if count == 1 else [batch] * count)
+            by_hand(twin, other, batch, device)
+        torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=TRAINED_WEIGHT)
+        twin.load_state_dict(model.state_dict())  # so that what differs does not add up
+
+    three()
+    begun = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    three()
+    by_hand(model, optimizer, batch, device)
+    by_hand(twin, other, batch, device)
+    three()
+    for trained, its in ((model, optimizer), (twin, other)):
+        trained.load_state_dict(begun[0])
+        its.load_state_dict(begun[1])
+    three()
 
 
 @pytest.mark.gpu

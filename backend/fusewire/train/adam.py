@@ -38,11 +38,12 @@ class Adam(torch.optim.Optimizer):
     torch's optimizers: checkpoints load either way.
 
     `process_group`, as torch.distributed.group.WORLD: its processes, whose gradients are equal
-    (DistributedDataParallel makes them so), share the work. Each updates its part of the
-    parameters, of about the same size, has the moments of that part alone, and takes the other
-    values from the others. Clipping is by the norm of all gradients, and all processes skip a step
-    or none. `step` waits for all of them, and so does `consolidate_state_dict`, which has to be
-    called before `state_dict`. By default each process has everything.
+    (DistributedDataParallel makes them so, and Step those of each part), share the work. Each
+    updates its part of the parameters, of about the same size, has the moments of that part alone,
+    and takes the other values from the others. Clipping is by the norm of all gradients, and all
+    processes skip a step or none. `step` waits for all of them, and so does
+    `consolidate_state_dict`, which has to be called before `state_dict`. By default each process
+    has everything.
 
     Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. Raises
     ConfigurationError for settings out of range and parameters that it cannot update.
@@ -75,6 +76,8 @@ class Adam(torch.optim.Optimizer):
         self._consolidated: State | None = {}
         self._norm = torch.tensor(math.nan, dtype=torch.float64)
         self._skipped = torch.tensor(0.0, dtype=torch.float64)
+        # How often parameters, gradients and moments were found anew: recordings of them are old.
+        self.layouts = 0
         # Whose rounded copies, which kernels read, the last step wrote with the parameters.
         self.copied: list[FlatParameters] = []
         self._forget_runs()
@@ -209,9 +212,11 @@ class Adam(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.layouts = getattr(self, "layouts", 0)
         self._forget_runs()
 
     def _forget_runs(self) -> None:
+        self.layouts += 1
         self._runs: list[Run] = []
         self._factors: StepFactors | None = None
         self._seen: list[Any] = []
@@ -231,6 +236,7 @@ class Adam(torch.optim.Optimizer):
         seen = layout([p for p, _ in given])
         seen += [(*group["betas"], group["eps"]) for group in self.param_groups]
         if seen != self._seen:
+            self.layouts += 1
             members = self._members(given)
             for member in members:
                 p = member.parameter

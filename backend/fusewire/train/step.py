@@ -114,6 +114,7 @@ class Step:
         self._trained: set[torch.Tensor] = set()
         self._sending: Sending | None = None  # of several processes, made with the first gradients
         self._update = self._recording(self._apply)
+        self._layouts = optimizer.layouts
         self.replays = 0
         for flat in self._flats:
             flat.forget_nodes()
@@ -127,15 +128,28 @@ class Step:
             raise InvalidInput("batches", "none", "one or more", "leave empty lists out")
         sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
         counts = self._counts(batches)
+        if self._optimizer.layouts != self._layouts:  # as behind load_state_dict
+            self._forget()
         with self._on_stream(), self._writing_copies():
             self._optimizer.read_rates()
             if several and not self._accumulates:
                 # Adam finds gradients elsewhere than in the steps that were recorded until now.
                 self._recorded.clear()
                 self._accumulates = True
-            if not self._accumulates:
-                return self._run(self._bucket(batches[0], sides[0]).step, updates=True)
-            return self._of_several(batches, sides, counts)
+            if self._accumulates:
+                loss = self._of_several(batches, sides, counts)
+            else:
+                loss = self._run(self._bucket(batches[0], sides[0]).step, updates=True)
+        self._layouts = self._optimizer.layouts
+        return loss
+
+    def _forget(self) -> None:
+        """Of the moments that were recorded the optimizer has others now."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._recorded.clear()
+        self._update = self._recording(self._apply)
+        self._sending = None
 
     def _of_several(
         self, batches: Sequence[Batch], sides: Sequence[Sides], counts: Sequence[int]
