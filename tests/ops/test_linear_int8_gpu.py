@@ -86,7 +86,7 @@ def test_the_largest_sums_are_exact(place: Placement):
     codes = np.full((n, inner), 0x80, np.uint8)
     codes[1::2] = 0x7F
     scales = np.full(n, 1 / 128, np.float32)
-    linear = place.codes_linear("int8", codes, scales, None, "weight")
+    linear = place.codes_linear("int8", codes, scales, 0.0, None, "weight")
     x = np.ones((3, inner), np.float32)
     o = Operands(place, "dense")
     got = o.result(k.linear, (3, n), o.rows(x * 2**-10), linear, "none")
