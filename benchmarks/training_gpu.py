@@ -16,6 +16,7 @@ Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -175,8 +176,14 @@ def run(
 
     found: records.Rows = []
     facts = where("fusewire", "torch", "transformers")
+    contenders: dict[str, tuple[Any, Callable[[Batch], Any]]] = {}
+    turns: dict[str, Callable[[], float]] = {}
     for shape in models:
-        contenders = {system: stepping(system, shape) for system in systems}
+        contenders.clear()
+        turns.clear()
+        gc.collect()  # the models of before, whose steps hold memory of their own
+        torch.cuda.empty_cache()
+        contenders |= {system: stepping(system, shape) for system in systems}
         check(contenders, few(shape, seed=time.time_ns() % 2**32))
         for count in texts or CASES.get(shape, (8,)):
             batches = made(shape, count)
@@ -193,6 +200,8 @@ def run(
             for _ in range(rounds):
                 for system, turn in turns.items():
                     ms[system].append(turn())
+            if not turns:
+                continue
             tokens, padded = tokens_of(batches)
             own = median(ms.get(STEP) or next(iter(ms.values())))
             rows = [
