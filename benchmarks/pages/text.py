@@ -162,7 +162,7 @@ SECTIONS = (
             "number of requests or has waited for the deadline: of little effect here, as the "
             "backend takes requests out of that queue at once",
             "count": "the same, and clients that refuse what is beyond a number under way, as a "
-            "gateway does",
+            "gateway does: it takes no time of the server's",
         },
     ),
     Section(
@@ -190,7 +190,13 @@ SECTIONS = (
     Section(
         "Single kernels",
         "",
-        (("gpu", "kernels"), ("gpu", "gemm"), ("gpu", "attention"), ("cpu", "gemm")),
+        (
+            ("gpu", "kernels"),
+            ("gpu", "gemm"),
+            ("gpu", "attention"),
+            ("gpu", "attention_training"),
+            ("cpu", "gemm"),
+        ),
         ("attention",),
     ),
 )
@@ -214,6 +220,7 @@ encoder` runs one of them. With a GPU:
 | images served by Triton | `python -m benchmarks.served_images --device cuda` |
 | translation with beams | `python -m benchmarks.seq2seq`, `python -m benchmarks.gpu seq2seq` |
 | steps of training | `python -m benchmarks.training`, `--device cuda` |
+| attention forwards and backwards in training | `python -m benchmarks.gpu attention_training` |
 | steps of training by several GPUs | `python -m benchmarks.training_ddp` |
 | weights in fewer bits, beside others' | `python -m benchmarks.weight_formats`, `--device cuda` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
