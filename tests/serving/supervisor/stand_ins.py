@@ -55,8 +55,11 @@ class StandInProcess:
     def reap(self, zombies: Sequence[int]) -> None:
         list(zombies)
 
-    def remove_region(self, stub: Stub) -> None:
-        pass
+    def regions(self) -> list[str]:
+        return []
+
+    def remove_regions(self, names: Sequence[str]) -> None:
+        assert not names
 
     def clear(self) -> None:
         self.cleared += 1

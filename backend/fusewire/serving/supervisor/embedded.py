@@ -31,6 +31,7 @@ _SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
 # Triton lets go of a healthy Python model within two to three seconds.
 _UNLOAD_S = 5.0
 _END_S = 5.0  # what the kernel may need to take back the memory of a killed process
+_STUB_REGION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # after the prefix
 # For the clients of ended requests to be told; lost_instances.cc waits a few tenths of that.
 _TOLD_S = 1.5
 # Stages of the end (csrc/tritonserver/stopping.h).
@@ -199,11 +200,18 @@ class EmbeddedServer:
             for word in words:
                 launched.input.write(struct.pack("i", word))
 
-    def remove_region(self, stub: processes.Stub) -> None:
-        """Removes the shared memory of a stub that died, as tritonserver does not."""
-        if stub.region.startswith(self._region_prefix):
+    def regions(self) -> list[str]:
+        """The names of the shared memory that the server made for its stubs, one each."""
+        return [
+            path.name
+            for path in SHARED_MEMORY.glob(f"{self._region_prefix}*")
+            if _STUB_REGION.fullmatch(path.name.removeprefix(self._region_prefix))
+        ]
+
+    def remove_regions(self, names: Iterable[str]) -> None:
+        for name in names:
             with contextlib.suppress(OSError):
-                (SHARED_MEMORY / Path(stub.region).name).unlink()
+                (SHARED_MEMORY / name).unlink()
 
     def _assemble(self) -> None:
         """The backend directory: ours, and Python's beside it (copies: the server refuses links

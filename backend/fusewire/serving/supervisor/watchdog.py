@@ -19,6 +19,7 @@ from fusewire.serving.probe import Probe
 from fusewire.serving.supervisor import memory, processes
 from fusewire.serving.supervisor.healing import Healer
 from fusewire.serving.supervisor.pulse import Outcome, Pulse
+from fusewire.serving.supervisor.regions import Regions
 from fusewire.serving.supervisor.shared_memory import SharedMemory
 from fusewire.serving.supervisor.surplus import Surplus
 from fusewire.serving.supervisor.watched import Watched
@@ -52,6 +53,7 @@ class Watchdog:
         self._pulse = Pulse(self._control.endpoint, watched.repositories)
         self._surplus = Surplus(self._settings.exit_timeout_s)
         self._shared_memory = SharedMemory()
+        self._regions = Regions()
         self._zombies = Zombies()
         self._memory_limit_bytes = _memory_limit_bytes(self._settings)
 
@@ -128,9 +130,10 @@ class Watchdog:
                 self._lost(stub.model, replaced or time.monotonic())
                 if replaced is None:
                     self._suspect(stub.model, f"the process of {stub.instance} died (pid {pid})")
-                process.remove_region(stub)
         process.reap(self._zombies.due(pid for pid, s in children.items() if s != "running"))
-        self._alive |= {stub.pid: stub for stub in process.stubs()}
+        regions, stubs = process.regions(), process.stubs()
+        process.remove_regions(self._regions.due(regions, stubs))
+        self._alive |= {stub.pid: stub for stub in stubs}
         self._alive = {pid: stub for pid, stub in self._alive.items() if pid in children}
 
     def _suspect(self, model: str, what: str) -> None:
