@@ -39,7 +39,8 @@ def add_options(parser: Any) -> None:
 def open_log(environment: Any, **_: Any) -> None:
     if not environment.parsed_options.request_log:
         return
-    log = Path(environment.parsed_options.request_log).open("w", newline="")  # noqa: SIM115  open for the run
+    path = Path(environment.parsed_options.request_log)
+    log = path.open("w", newline="", buffering=1)  # read while the run goes on
     writer = csv.writer(log)
     writer.writerow(["time", "type", "ms", "ok", "error"])
 

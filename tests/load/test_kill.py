@@ -31,39 +31,43 @@ def test_a_stub_killed_under_locust_is_healed(tmp_path: Path) -> None:
     server.start()
     load_s = time.time() - began
     asker = Asker(server)
-    killed = at_healed = 0.0
+    log = tmp_path / "log.csv"
+    killed = 0.0
 
-    def ok() -> float:
-        return asker.metric("fusewire_requests_total", outcome="ok")
+    def rows() -> list[tuple[float, bool]]:
+        """When each request ended, and whether it was answered."""
+        with log.open(newline="") as file:
+            return [(float(row["time"]), row["ok"] == "1") for row in csv.DictReader(file)]
+
+    def answered_since_healed() -> list[float]:
+        ended = rows()
+        healed = max([killed, *(when for when, ok in ended if not ok)])
+        return [when for when, ok in ended if ok and when > healed]
 
     def enough() -> bool:
         """Kills the model's process under load, and waits for answers of the one that follows."""
-        nonlocal killed, at_healed
-        if not killed and ok() > 100:
+        nonlocal killed
+        if not killed and asker.metric("fusewire_requests_total", outcome="ok") > 100:
             (stub,) = server.process.stubs()
             killed = time.time()
             os.kill(stub.pid, signal.SIGKILL)
-        elif killed and not at_healed and server.watchdog.reloads + server.watchdog.restarts:
-            at_healed = ok()
-        return at_healed > 0 and ok() > at_healed + 50
+        again = killed and server.watchdog.reloads + server.watchdog.restarts
+        return bool(again) and len(answered_since_healed()) > 50
 
     try:
-        log = tmp_path / "log.csv"
         of = ["--host", f"127.0.0.1:{server.endpoint.grpc_port}", "--model", "minilm"]
         of += ["-u", "8", "-r", "8", "--request-log", str(log), "--exit-code-on-error", "0"]
         locust = run_locust("locustfile.py", "ClosedLoop", *of, enough=enough)
         assert locust.returncode == 0, locust.stderr
-        with log.open(newline="") as file:
-            rows = [(float(row["time"]), row["ok"] == "1") for row in csv.DictReader(file)]
     finally:
         asker.client.close()
         server.stop()
 
-    failed = [when for when, ok in rows if not ok]
-    assert sum(when < killed for when, _ in rows) > 20
+    assert sum(when < killed for when, _ in rows()) > 20
+    failed = [when for when, ok in rows() if not ok]
     assert all(killed <= when <= killed + load_s + HEALED_S for when in failed)
     # Answers came again in time, and kept coming to the end.
-    healed = min(when for when, ok in rows if ok and when > max([killed, *failed]))
-    assert healed - killed <= load_s + HEALED_S
-    assert sum(ok and when > healed for when, ok in rows) > 20
+    again, *later = answered_since_healed()
+    assert again - killed <= load_s + HEALED_S
+    assert len(later) > 20
     assert any("died" in text for text in said), said
