@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import EndpointError
 from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.server import Server
+from fusewire.serving.supervisor.starter import ServerFailed
 from tritonclient.utils import InferenceServerException
 
 from tests.server.asking import Asker, Traffic, ids, until
@@ -202,6 +204,27 @@ def test_stops_with_open_connections_are_in_time_and_without_a_crash(
         assert [line for line in lines if line.startswith("Signal")] == ["Signal (15) received."]
 
 
+def test_a_process_killed_while_it_loads_is_told_as_the_likely_want_of_memory(
+    tiny: Callable[..., Path],
+) -> None:
+    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
+    server = Server([f"one={tiny('bert', 'embed')}"], settings)
+
+    def kill() -> None:
+        def loads() -> bool:
+            stubs = server.process.stubs()
+            return bool(stubs) and "/_C." in Path(f"/proc/{stubs[0].pid}/maps").read_text()
+
+        until(loads)
+        os.kill(server.process.stubs()[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(ServerFailed, match=r"one: .* died while it loaded.*no memory"):
+        server.start()
+    killer.join()
+
+
 def test_more_connections_fit_than_the_soft_limit_of_open_files(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -224,6 +247,7 @@ KILLED = """\
 import sys
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.supervisor.server import Server
+from fusewire.serving.supervisor.starter import ServerFailed
 ports = map(int, sys.argv[2:])
 settings = ServerSettings(**dict(zip(("http_port", "grpc_port", "metrics_port"), ports)))
 server = Server(["one=" + sys.argv[1]], settings)

@@ -29,4 +29,10 @@ def reason_in_words(reason: str) -> str:
             "instance_group: got a GPU that the server does not have, wanted KIND_CPU or a GPU "
             "that nvidia-smi shows; import the model with --device cpu, or another"
         )
+    if process_died(words):
+        return (
+            "the model's process died while it loaded, wanted one that lives: the system kills one "
+            "for which there is no memory (dmesg tells); give it more, or import the model with "
+            "--quantize or a smaller --dtype"
+        )
     return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
