@@ -103,12 +103,18 @@ class Word:
 @dataclass(frozen=True)
 class Segment:
     """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
-    `words`: where they were asked for."""
+    `words`: where they were asked for. The rest is of the window that it was heard in, from frame
+    `seek` (of 10 ms) of the sound on: `avg_logprob` of its tokens, and where thresholds of fallback
+    asked for them the `temperature` and `no_speech_prob`, the probability that nothing is said."""
 
     start: float | None
     end: float | None
     text: str
     words: list[Word] | None = None
+    seek: int | None = None
+    avg_logprob: float | None = None
+    temperature: float | None = None
+    no_speech_prob: float | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ _DETAILS = (
 )
 _SCORES = "sequences_scores"  # with the last response of beams alone
 _AT_TIMES = (_SCORES, "segments")
+_OF_A_WINDOW = ("seek", "avg_logprob", "temperature", "no_speech_prob")
 
 
 class Asked(NamedTuple):
@@ -288,7 +289,14 @@ def _segments(records: list[dict[str, Any]] | None) -> list[Segment] | None:
     if records is None:
         return None
     return [
-        Segment(one["start"], one["end"], one["text"], _words(one.get("words"))) for one in records
+        Segment(
+            one["start"],
+            one["end"],
+            one["text"],
+            _words(one.get("words")),
+            **{name: one.get(name) for name in _OF_A_WINDOW},
+        )
+        for one in records
     ]
 
 

@@ -80,6 +80,23 @@ def test_long_sounds_have_segments_to_their_end(transcriber):
     assert one.output.usage.completion_tokens == len(one.output.outputs[0].token_ids)
 
 
+def test_segments_tell_of_the_window_that_they_were_heard_in(transcriber):
+    long = np.tile(sounds(1)[0], 5)
+    asked = {"return_timestamps": True, "use_tqdm": False, **ASKED}
+    [plain] = transcriber.transcribe(long, **asked)
+    frames = [segment.seek for segment in plain.segments]
+    assert frames == sorted(frames)
+    assert frames[0] == 0 < frames[-1] < len(long) / RATE * 100
+    assert len({segment.avg_logprob for segment in plain.segments}) == len(set(frames)) > 1
+    assert {segment.no_speech_prob for segment in plain.segments} == {None}
+    for threshold, unlikely in ((-100.0, False), (0.0, True)):
+        thresholds = {"logprob_threshold": threshold, "no_speech_threshold": 1.0}
+        [judged] = transcriber.transcribe(long, temperature=0.0, **thresholds, **asked)
+        assert {segment.temperature for segment in judged.segments} == {0.0}
+        rated = {segment.no_speech_prob for segment in judged.segments}
+        assert all(0 < each < 1 for each in rated) if unlikely else rated == {None}
+
+
 def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Path):
     data = spoken(sounds(1)[0])
     path = tmp_path / "speech.wav"

@@ -176,6 +176,9 @@ def test_long_sound_comes_window_by_window(client, model, folder) -> None:
     options = {"return_timestamps": True, "details": True, **ASKED}
     pieces = list(client.transcribe(sound, stream=True, **options))
     assert [each for piece in pieces for each in piece.segments] == found.segments
+    frames = [segment.seek for segment in found.segments]
+    assert frames == sorted(frames)
+    assert len({segment.avg_logprob for segment in found.segments}) == len(set(frames)) > 1
 
 
 def test_words_have_times_where_they_are_asked_for(client) -> None:
@@ -341,7 +344,8 @@ def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> 
     lines, records = ask("transcribe", [str(path)], [], address, "grpc", None, asked)
     assert lines == [words(transcripts[0], folder)]
     assert records[0]["language"] == "de"
-    assert records[0]["segments"][0].keys() == {"start", "end", "text"}
+    of_a_window = {"seek", "avg_logprob"}
+    assert records[0]["segments"][0].keys() == {"start", "end", "text", *of_a_window}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
@@ -30,12 +30,19 @@ _ONE = (bytes, bytearray, str, Path, np.ndarray, Mapping)
 @dataclass(frozen=True, slots=True)
 class SpokenSegment:
     """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
-    `words`: where they were asked for."""
+    `words`: where they were asked for. The rest is of the window that it was heard in, from frame
+    `seek` (of 10 ms) of the sound on: `avg_logprob` of its tokens, and with thresholds of fallback
+    the `temperature`, and of a text that they find unlikely `no_speech_prob`, the probability that
+    nothing is said."""
 
     start: float | None
     end: float | None
     text: str
     words: list[Word] | None = None
+    seek: int | None = None
+    avg_logprob: float | None = None
+    temperature: float | None = None
+    no_speech_prob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,7 @@ class Transcriber:
                 each.end,
                 tokenizer.decode(list(each.token_ids)),
                 timed_words(each, output.language, tokenizer.decode_as_spelled),
+                **({} if each.window is None else asdict(each.window)),
             )
             for each in best.segments or ()
         ]

@@ -229,10 +229,9 @@ def _generated(
 
 
 def _segment(segment: Any) -> dict[str, Any]:
-    record = asdict(segment)
-    if segment.words is None:
-        del record["words"]
-    return record
+    """Without what was not asked for; a time that no timestamp says is null."""
+    always = ("start", "end")
+    return {name: v for name, v in asdict(segment).items() if v is not None or name in always}
 
 
 def _generate(client: Any, prompt: str, **arguments: Any) -> Any:
