@@ -87,7 +87,8 @@ def grpc_stream(server: Server, parameters: dict[str, object]) -> None:
 
 
 def completions(server: Server, parameters: dict[str, object]) -> None:
-    wanted = {"max_tokens": parameters["max_new_tokens"], "ignore_eos": True}
+    others = {name: value for name, value in parameters.items() if name != "max_new_tokens"}
+    wanted = {"max_tokens": parameters["max_new_tokens"], **others}
     body: dict[str, object] = {"model": "write", "prompt": "a", **wanted}
     assert server.openai is not None
     posted(int(server.openai.address.rpartition(":")[2]), "/v1/completions", body)

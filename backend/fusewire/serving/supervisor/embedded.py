@@ -32,8 +32,9 @@ _SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
 _UNLOAD_S = 5.0
 _END_S = 5.0  # what the kernel may need to take back the memory of a killed process
 _STUB_REGION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # after the prefix
-# For the clients of ended requests to be told; lost_instances.cc waits a few tenths of that.
-_TOLD_S = 1.5
+# For the clients of ended requests to be told, on a busy machine too: lost_instances.cc looks for
+# them ten times a second, and lets what was sent before arrive first.
+_TOLD_S = 3.0
 # Stages of the end (csrc/tritonserver/stopping.h).
 _UNREADY, _CLOSED = -1, -2
 _ENTRY = """\
