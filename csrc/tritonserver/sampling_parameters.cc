@@ -16,7 +16,7 @@ struct Number {
   bool whole;
   bool or_0 = false;
 };
-// Within what generation/parameters.py and checks.py take of any model.
+// Within what backend/fusewire/generation takes of any model.
 constexpr Number numbers[] = {
     {"max_new_tokens", 1, 1e9, true},
     {"max_tokens", 1, 1e9, true},

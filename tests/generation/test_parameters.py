@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.generation.answer_parameters import (
+    LONGEST_STOP,
+    MOST_LOGPROBS,
+    MOST_SEQUENCES,
+    MOST_STOP_TOKENS,
+    MOST_STOPS,
+)
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import FILE, generation_defaults
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameter_reader import ParameterReader
-from fusewire.generation.parameters import (
-    FIELD,
+from fusewire.generation.parameters import FIELD, GenerationParameters
+from fusewire.generation.prompt import max_new_tokens
+from fusewire.generation.seq2seq_parameters import LONGEST_PREFIX, MOST_PREFIX_TOKENS
+from fusewire.generation.token_parameters import (
     LONGEST_BAD_WORD,
-    LONGEST_PREFIX,
-    LONGEST_STOP,
     MOST_BAD_WORDS,
     MOST_BIASES,
-    MOST_LOGPROBS,
-    MOST_PREFIX_TOKENS,
-    MOST_SEQUENCES,
-    MOST_STOP_TOKENS,
-    MOST_STOPS,
     MOST_SUPPRESSED,
-    GenerationParameters,
 )
-from fusewire.generation.prompt import max_new_tokens
 from fusewire.text.bounded_json import MOST_BYTES, read_object
 from hypothesis import given, settings
 from hypothesis import strategies as st

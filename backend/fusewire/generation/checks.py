@@ -13,23 +13,11 @@ from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.no_effect import without_no_effect
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.spelling import layer
+from fusewire.generation.seq2seq_parameters import Seq2SeqParameters
+from fusewire.generation.speech_parameters import SpeechParameters
+from fusewire.generation.spelling import SAMPLING, layer
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "do_sample")
-_FALLBACK = (
-    "fallback_temperatures",
-    "compression_ratio_threshold",
-    "logprob_threshold",
-    "no_speech_threshold",
-)
-_OF_SPEECH = (
-    "language",
-    "task",
-    "return_timestamps",
-    "condition_on_prev_tokens",
-    "prompt_ids",
-    *_FALLBACK,
-)
+_SAMPLES = (*SAMPLING, "do_sample")
 _WITHOUT_BEAMS = ("best_of", "stop", "prompt_logprobs")
 
 # Below it logits could leave float32 when they are divided.
@@ -172,7 +160,7 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
 
 def _not_with_beams(p: GenerationParameters, *, greedy: bool) -> list[str]:
     """The fields that ask for what beam search does not have."""
-    sampling = [] if greedy else [name for name in _SAMPLING if name in p.model_fields_set]
+    sampling = [] if greedy else [name for name in _SAMPLES if name in p.model_fields_set]
     others = [name for name in _WITHOUT_BEAMS if getattr(p, name) not in (None, ())]
     return sampling + others + (["logprobs"] if p.logprobs else [])
 
@@ -254,23 +242,13 @@ def _check_speech_options(
     """Those that only models of speech take, or that none of them does."""
     speech = limits.speech
     if speech is None:
-        for name in _OF_SPEECH:
-            if getattr(p, name) != GenerationParameters.model_fields[name].default:
+        for name, field in SpeechParameters.model_fields.items():
+            if getattr(p, name) != field.default:
                 wanted = "null for a model that reads no speech"
                 refuse(name, getattr(p, name), wanted, "remove it")
         return
-    of_texts = {
-        "encoder_repetition_penalty": 1,
-        "encoder_no_repeat_ngram_size": 0,
-        "forced_bos_token_id": None,
-        "source_lang": None,
-        "target_lang": None,
-        "target_prefix": None,
-        "decoder_input_ids": (),
-        "alignment": False,
-    }
-    for name, off in of_texts.items():
-        if getattr(p, name) != off:
+    for name, field in Seq2SeqParameters.model_fields.items():
+        if name != "forced_eos_token_id" and getattr(p, name) != field.default:
             wanted = "null for a model of speech, whose source is no text"
             refuse(name, getattr(p, name), wanted, "remove it")
     for name in ("condition_on_prev_tokens", "prompt_ids"):

@@ -24,7 +24,7 @@ BEAM_SEARCH = "use_beam_search"
 FALLBACK = "fallback_temperatures"
 
 # A request that sets one of these, and does not say `do_sample`, asks for sampling.
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 # pydantic's kind of error -> what is wanted, where its own words are Python's.
 _WANTED = {
@@ -61,7 +61,7 @@ def layer(values: Mapping[str, Any]) -> dict[str, Any]:
             given[name] = given.pop(alias)
     _take_beam_search(given)
     _take_temperatures(given)
-    if any(name in given for name in _SAMPLING):
+    if any(name in given for name in SAMPLING):
         given.setdefault("do_sample", True)
     return given
 

@@ -56,7 +56,20 @@ def ids_as_keys(value: object) -> object:
     return {int(key): each for key, each in value.items()}
 
 
+def flag_or(word: str) -> BeforeValidator:
+    """Of a flag that may be a word instead."""
+
+    def read(value: object) -> object:
+        value = written_flag(value)
+        if not isinstance(value, bool) and value != word:
+            raise ValueError(f'true, false or "{word}"')
+        return value
+
+    return BeforeValidator(read)
+
+
 # Fields of a request: of their own JSON type, or written as a string.
 Flag = Annotated[bool, Field(strict=True), BeforeValidator(written_flag)]
 Whole = Annotated[int, Field(strict=True), BeforeValidator(written_whole)]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(written_real)]
+Text = Annotated[str, Field(strict=True, min_length=1)]

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field
 
 from fusewire.errors import InvalidInput, type_name
+from fusewire.generation.answer_parameters import MOST_LOGPROBS, MOST_SEQUENCES
 from fusewire.generation.no_effect import without_no_effect
-from fusewire.generation.parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
+from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
 from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
 from fusewire.serving.openai.errors import shown

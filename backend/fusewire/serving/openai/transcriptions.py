@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from fusewire.errors import ComputeFailed, InvalidInput
 from fusewire.generation.no_effect import has_no_effect
-from fusewire.generation.parameters import MOST_PREFIX_TOKENS
+from fusewire.generation.seq2seq_parameters import MOST_PREFIX_TOKENS
 from fusewire.generation.speech_languages import name_of
 from fusewire.serving.openai.bodies import Body, check_size
 from fusewire.serving.openai.errors import shown
