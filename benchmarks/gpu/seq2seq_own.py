@@ -75,7 +75,7 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
     """Takes down the steps of an engine while it is open; a microsecond for each part."""
     steps, running = Steps(), []
     loop, model = engine._loop, engine.model
-    groups, memory = loop._beam_groups, loop._cache
+    groups, memory, answers = loop._beam_groups, loop._cache, loop._search_answers
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -126,8 +126,8 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
             (groups._forks, "fork", timed("forks", groups._forks.fork)),
             (loop._sampler, "begin", timed("draws", loop._sampler.begin)),
             (kernels.Readback, "wait", method("device_wait", kernels.Readback.wait)),
-            (loop, "_answer_search", timed("answers", loop._answer_search)),
-            (loop, "_answer_settled", timed("answers", loop._answer_settled)),
+            (answers, "_end", timed("answers", answers._end)),
+            (answers, "_tell", timed("answers", answers._tell)),
             (model.place, "numpy", timed("device_wait", model.place.numpy)),
         ):
             stack.enter_context(patch.object(where, what, new))

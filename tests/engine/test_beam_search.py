@@ -333,7 +333,8 @@ def test_cancelled_searches_leave_nothing_behind(folder, reference):
 
 
 def test_python_does_little_more_for_more_searches(engine, monkeypatch):
-    whole, tell = engine._loop.step, engine._loop._tell_settled
+    whole, answers_of = engine._loop.step, engine._loop._search_answers
+    tell = answers_of.tell_settled
 
     def tell_unseen() -> None:
         noted = sys.getprofile()
@@ -341,7 +342,7 @@ def test_python_does_little_more_for_more_searches(engine, monkeypatch):
         tell()
         sys.setprofile(noted)
 
-    monkeypatch.setattr(engine._loop, "_tell_settled", tell_unseen)
+    monkeypatch.setattr(answers_of, "tell_settled", tell_unseen)
 
     def calls_of_a_step(searches: int) -> int:
         """Of Python's functions, but for those that tell what is certain, where all go on."""

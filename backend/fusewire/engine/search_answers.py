@@ -1,12 +1,85 @@
-"""What a beam search has found, as deltas of a request's branches."""
+"""What beam searches have found, as deltas of their requests' branches."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from fusewire.engine.aligner import Aligner
 from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.branches import Branch, Generation
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation_errors import FORBIDDEN, NOT_FINITE
-from fusewire.errors import ComputeFailed, InvalidInput
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.open_requests import OpenRequests
+from fusewire.engine.request import failure
+from fusewire.errors import ComputeFailed, FusewireError, InvalidInput
+
+
+class SearchAnswers:
+    """Tells requests what is certain of their texts, and ends those whose search is done."""
+
+    def __init__(self, requests: OpenRequests, aligner: Aligner) -> None:
+        self._requests = requests
+        self._aligner = aligner
+        # What the last step made certain of searches that go on: told while the next one runs.
+        self._settled: list[tuple[Generation, Sequence[tuple[int, float]]]] = []
+        # Whose callbacks raised at that: they end after the step, which has rows of theirs.
+        self._broken: dict[Generation, FusewireError] = {}
+
+    def tell(
+        self,
+        sequences: Sequence[GenerationSequence],
+        groups: Sequence[BeamGroup],
+        settled: Mapping[BeamGroup, Sequence[tuple[int, float]]],
+    ) -> None:
+        """A step took these searches on. `settled`: of those that have such, the tokens that are
+        certain since, with their log-probabilities."""
+        both = zip(sequences, groups, strict=True)
+        for sequence, group in [one for one in both if one[0].rows is None or one[1] in settled]:
+            if sequence not in self._requests.owners:  # it has ended since
+                continue
+            generation = self._requests.owners[sequence][0]
+            if generation in self._broken:
+                continue
+            try:
+                if sequence.rows is None:
+                    self._end(generation, group)
+                else:
+                    self._settled.append((generation, settled[group]))
+            except Exception as error:
+                self._requests.fail(generation, failure(error))
+
+    def tell_settled(self) -> None:
+        """The device computes meanwhile."""
+        late, self._settled = self._settled, []
+        for generation, settled in late:
+            if not generation.open:  # cancelled meanwhile
+                continue
+            try:
+                self._tell(generation, settled)
+            except Exception as error:
+                self._broken[generation] = failure(error)
+
+    def _tell(self, generation: Generation, settled: Sequence[tuple[int, float]]) -> None:
+        for token, logprob in settled:
+            for branch in generation.branches:
+                generation.on_event(delta_of_beams(generation, branch, token, logprob))
+
+    def _end(self, generation: Generation, group: BeamGroup) -> None:
+        deltas = deltas_of_search(generation, group)
+        if generation.decoder_ids:
+            texts = [found.tokens.tolist() for found in group.search.hypotheses()]
+            self._aligner.align(generation, texts, deltas)
+        for branch in generation.branches:
+            self._requests.end(generation, branch)
+        for delta in deltas:
+            generation.on_event(delta)
+
+    def fail_broken(self) -> None:
+        """Behind a step: ends those whose callbacks raised meanwhile."""
+        broken, self._broken = self._broken, {}
+        for generation, error in broken.items():
+            self._requests.fail(generation, error)
 
 
 def deltas_of_search(generation: Generation, group: BeamGroup) -> list[Delta]:
