@@ -143,7 +143,7 @@ class Watched:
             max_new_tokens=new_tokens, ignore_eos=True, **case.parameters
         )
         go, ended = threading.Event(), threading.Event()
-        engine._asked.put(go.wait)  # type: ignore[arg-type]
+        engine._thread._asked.put(go.wait)  # type: ignore[arg-type]
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         left = case.sequences
 
@@ -157,7 +157,7 @@ class Watched:
             prompt = self._rng.integers(0, 256, PROMPT_TOKENS).tolist()
             request = GenerationRequest(prompt, parameters, **case.listens)
             engine.submit(request, None, events.put if case.reads else on_event)
-        engine._asked.put(lambda: None)
+        engine._thread._asked.put(lambda: None)
         go.set()
         began = time.thread_time()
         if case.reads:

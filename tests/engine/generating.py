@@ -137,7 +137,7 @@ def between_steps(engine: GenerationEngine, look: Callable[[], Found]) -> Found:
     """What `look` returns in the engine's thread, when nothing is computed and what was is counted:
     an answer's last event comes before the end of its step."""
     found: queue.SimpleQueue[Found] = queue.SimpleQueue()
-    engine._asked.put(lambda: found.put(look()))
+    engine._thread._asked.put(lambda: found.put(look()))
     return found.get(timeout=ANSWER_TIMEOUT_S)
 
 
@@ -152,7 +152,7 @@ def pass_steps(engine: GenerationEngine, steps: int) -> None:
 def held(engine: GenerationEngine) -> Iterator[None]:
     """What is submitted and cancelled meanwhile is all there before the next step."""
     go = Event()
-    engine._asked.put(lambda: _wait(go))
+    engine._thread._asked.put(lambda: _wait(go))
     try:
         yield
     finally:
@@ -207,8 +207,8 @@ class Cancelling:
         """Submits a request that has so many steps, from the next one on, and no more."""
         with held(self._engine):
             answer, ticket = ask(self._engine, prompt, **parameters)
-            self._engine._asked.put(lambda: self._due.append((self._steps + steps, ticket)))
-            self._engine._asked.put(self._cancel)
+            self._engine._thread._asked.put(lambda: self._due.append((self._steps + steps, ticket)))
+            self._engine._thread._asked.put(self._cancel)
         return answer, ticket
 
     def _next(self, now: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from fusewire.engine import generation
+from fusewire.engine import generation_thread
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
@@ -346,7 +346,7 @@ def test_a_step_that_hangs_does_not_hang_the_end(held, monkeypatch, caplog):
     engine, _ = held
     ask(engine, [1], max_new_tokens=1)
     until(lambda: engine.counts().running == 1)
-    monkeypatch.setattr(generation, "_LONGEST_STEP_S", 0.1)
+    monkeypatch.setattr(generation_thread, "_LONGEST_STEP_S", 0.1)
     engine.close()
     assert "close: a step has not ended" in caplog.text
 
@@ -380,7 +380,7 @@ def test_closing_at_once_cancels(held):
     until(lambda: engine.counts().running == 1)
     closing = threading.Thread(target=engine.close)
     closing.start()
-    until(lambda: engine._asked.qsize() == 2)  # woken up, and to cancel what is left
+    until(lambda: engine._thread._asked.qsize() == 2)  # woken up, and to cancel what is left
     go.set()
     assert len(answer.finish().tokens()) == 1
     assert answer.cancelled

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from fusewire.engine.admission import Admission
 from fusewire.engine.aligner import Aligner
 from fusewire.engine.beam_groups import BeamGroups
-from fusewire.engine.beams_ahead import FoundBeams
+from fusewire.engine.beams_ahead import BeamsAhead, FoundBeams
 from fusewire.engine.branches import Branch, Generation
 from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_errors import TOO_LATE
 from fusewire.engine.generation_scheduler import GenerationScheduler
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.generation_step import Step
+from fusewire.engine.kv_cache import KvCache
 from fusewire.engine.look_ahead import Ahead, LookAhead
 from fusewire.engine.open_requests import OpenRequests
 from fusewire.engine.packing import pack, pack_sources
@@ -57,27 +58,32 @@ class GenerationLoop:
         self,
         model: DecoderModel,
         cache: DecoderCache,
+        pages: KvCache,
         scheduler: GenerationScheduler,
-        sampler: Sampler,
-        beam_groups: BeamGroups,
-        scorer: PromptScorer,
         aligner: Aligner,
         admission: Admission,
         costs: CostTable,
-        look_ahead: LookAhead | None = None,
+        *,
+        look_ahead: bool,
     ) -> None:
         """`admission`: notified when a sequence has ended. `costs`: corrected by what steps
-        took. `look_ahead`: None where every step waits for the tokens of the one before."""
+        took. `look_ahead`: whether a step may begin before the tokens of the one before are
+        read."""
         self.scheduler = scheduler
         self.progress = Progress()
         self._model = model
         self._cache = cache
-        self._sampler = sampler
-        self._beam_groups = beam_groups
+        place, vocab_size = model.place, model.vocab_size
+        self._sampler = sampler = Sampler(place, vocab_size)
+        self._beam_groups = beam_groups = BeamGroups(
+            place, vocab_size, sampler, pages, cache, BeamsAhead(model, cache)
+        )
+        self._look_ahead = (
+            LookAhead(model, cache, scheduler, sampler, beam_groups) if look_ahead else None
+        )
+        self._scorer = PromptScorer(place, vocab_size)
         self._aligner = aligner
-        self._scorer = scorer
         self._admission = admission
-        self._look_ahead = look_ahead
         self.costs = costs
         self.step_seconds = self.predicted_seconds = 0.0  # of all steps
         # Of requests that began: how long each had waited since it was taken. Whoever shows them

@@ -177,7 +177,7 @@ def test_who_leaves_is_noticed_while_a_response_is_sent(
     def waits_for_the_cancellation(*args: Any) -> Any:
         steps.append(args)
         if len(steps) > 1:
-            until(lambda: not engine._asked.empty())
+            until(lambda: not engine._thread._asked.empty())
         return step(*args)
 
     monkeypatch.setattr(engine.model, "step", waits_for_the_cancellation)

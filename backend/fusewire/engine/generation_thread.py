@@ -1,0 +1,99 @@
+"""The thread that computes: a step after another while there are requests, calls of other threads
+between steps."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from fusewire.engine.branches import Generation
+from fusewire.engine.generation_loop import GenerationLoop
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.request import CANCELLED, CLOSED, failure
+from fusewire.errors import Cancelled, Unavailable
+
+_log = logging.getLogger(__name__)
+# Far more than any step takes: a device that has hung must not hang the program's end.
+_LONGEST_STEP_S = 60.0
+_FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
+
+
+class GenerationThread:
+    """Of one loop, from now until closed. From any thread."""
+
+    def __init__(self, loop: GenerationLoop) -> None:
+        self._loop = loop
+        self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._submit_lock = threading.Lock()
+        self._closing = self._cancelling = False
+        self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
+        self._thread.start()
+
+    def add(
+        self, generation: Generation, sequence: GenerationSequence, *, goes_on: bool
+    ) -> Callable[[], None]:
+        """Hands a request over; returns what cancels it. Cancelled, Unavailable. `goes_on`: part of
+        one that was taken before, which closing waits for."""
+        with self._submit_lock:  # what is put before closing is done before the loop ends
+            if goes_on and self._cancelling:
+                raise Cancelled(CANCELLED)
+            if self._closing and not goes_on:
+                raise Unavailable(CLOSED)
+            if not self._thread.is_alive():
+                raise Unavailable(_FORKED)
+            self._asked.put(partial(self._loop.add, generation, sequence))
+        return partial(self._asked.put, partial(self._loop.cancel, generation))
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Returns, or raises what it raises, when `work` was called between steps."""
+        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def noted() -> None:
+            try:
+                work()
+                ended.put(None)
+            except Exception as error:
+                ended.put(error)
+
+        self._asked.put(noted)
+        if (error := ended.get()) is not None:
+            raise error
+
+    def close(self, drain_seconds: float) -> None:
+        """See GenerationEngine."""
+        with self._submit_lock:
+            self._closing = True
+        self._asked.put(lambda: None)
+        self._thread.join(drain_seconds)
+        with self._submit_lock:  # of what goes on until then it has the last
+            self._cancelling = True
+            self._asked.put(self._loop.cancel_all)
+        self._thread.join(_LONGEST_STEP_S)
+        if self._thread.is_alive():
+            _log.error(
+                "close: a step has not ended within %g s; the device hangs, restart the process",
+                _LONGEST_STEP_S,
+            )
+
+    def _run(self) -> None:
+        try:
+            while not (self._closing and self._loop.idle and self._asked.empty()):
+                self._take()
+                self._loop.step(time.monotonic())
+        except Exception as error:  # a defect: no request may wait for an answer that never comes
+            with self._submit_lock:
+                self._closing = True
+            while not self._asked.empty():
+                self._asked.get()()
+            self._loop.fail_all(failure(error))
+
+    def _take(self) -> None:
+        """Runs the calls that were queued since the last step; waits for one when idle."""
+        wait = self._loop.idle
+        while wait or not self._asked.empty():
+            self._asked.get()()
+            wait = False
