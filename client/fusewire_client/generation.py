@@ -25,6 +25,7 @@ _DETAILS = (
 )
 _SCORES = "sequences_scores"  # with the last response of beams alone
 _AT_TIMES = (_SCORES, "segments")
+_N_OF_TRANSFORMERS = "num_return_sequences"
 _OF_A_WINDOW = ("seek", "avg_logprob", "temperature", "no_speech_prob")
 
 
@@ -173,8 +174,10 @@ def asked_for(
     parameters: dict[str, Any],
     **named: Any,
 ) -> Asked:
-    given = {name: value for name, value in named.items() if value is not None}
-    return Asked(details, stream, model, version, timeout_s, {**given, **parameters})
+    given = {name: value for name, value in named.items() if value is not None} | parameters
+    if "n" not in given and given.get(_N_OF_TRANSFORMERS) is not None:
+        given["n"] = given.pop(_N_OF_TRANSFORMERS)
+    return Asked(details, stream, model, version, timeout_s, given)
 
 
 def generated(

@@ -183,6 +183,9 @@ def test_n_texts_are_a_list(writer: Writer) -> None:
     one, other = writer.text("Once", **given)
     assert one != other
     assert writer.text(["Once", "upon"], **given)[0] == [one, other]
+    of_transformers = {"num_return_sequences": given["n"], **given}
+    del of_transformers["n"]
+    assert writer.text("Once", **of_transformers) == [one, other]
     pieces = writer.pieces("Once", details=True, **given)
     joined = ["".join(piece.text for piece in pieces if piece.index == n) for n in (0, 1)]
     assert joined == [one, other]
