@@ -233,6 +233,12 @@ def test_chat_and_rerank_are_asked_from_the_command_line(
     rows = json.loads(fusewire("ask", "chat", "hello", "and you", few, *at, "--json"))
     assert [row["text"] for row in rows] == ["hello", "and you"]
     assert rows[0]["output"] + "\n" == answer
+    for name in ("n", "num_return_sequences"):
+        several = (f"--parameter={name}=2", "--parameter=num_beams=2", few, *at)
+        (row,) = json.loads(fusewire("ask", "generate", "hello", *several, "--json"))
+        shown = fusewire("ask", "generate", "hello", *several)
+        assert shown == "".join(f"{text}\n" for text in row["output"])
+        assert len(row["output"]) == 2
 
     documents = SENTENCES[:5]
     ranked = json.loads(fusewire("ask", "rerank", SENTENCES[6], *documents, *at, "--json"))

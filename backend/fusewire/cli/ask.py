@@ -64,7 +64,7 @@ def ask(
 
     address = address or f"localhost:{8000 if protocol == 'http' else 8001}"
     parameters = asking.read_parameters(parameter or [])
-    if task in asking.STREAMED and not as_json and not second:
+    if asking.streams(task, parameters) and not as_json and not second:
         for piece in asking.pieces(task, texts, address, protocol, model, parameters):
             out.print(piece, end="", markup=False)
         return

@@ -43,6 +43,12 @@ def ask(
         return _TASKS[task](client, list(texts), list(second), parameters)
 
 
+def streams(task: str, parameters: dict[str, Any]) -> bool:
+    """Whether the answer to each text comes in `pieces`: one text, so that they join to it."""
+    several = parameters.get("n", parameters.get("num_return_sequences"))
+    return task in STREAMED and several in (None, 1)
+
+
 def pieces(
     task: str,
     texts: Sequence[str],
@@ -52,7 +58,7 @@ def pieces(
     parameters: dict[str, Any],
 ) -> Iterator[str]:
     """What a model generates after each prompt, or answers to each message, in pieces as they come,
-    a line's end after each. `task`: one of STREAMED."""
+    a line's end after each. Where it `streams`."""
     with _connected(task, address, protocol, model) as client:
         for text in texts:
             yield from STREAMED[task](client, text, stream=True, **parameters)
