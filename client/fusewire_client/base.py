@@ -106,8 +106,12 @@ class Base(Generic[C]):
     def _attempts(self, call: Call) -> Attempts:
         if isinstance(call, Infer):
             check_parameters(call.parameters)
-        if call.timeout_s is not None and not call.timeout_s > 0:
-            raise InvalidArgument(f"timeout_s: got {call.timeout_s}, wanted more than 0; raise it")
+        if call.timeout_s is not None and not (
+            isinstance(call.timeout_s, int | float) and call.timeout_s > 0
+        ):
+            raise InvalidArgument(
+                f"timeout_s: got {call.timeout_s!r}, wanted a number of more than 0; correct it"
+            )
         # "Is it ready?" is answered by "no", not by waiting.
         at_once = isinstance(call, Ask) and call.about == "ready"
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s

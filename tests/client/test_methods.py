@@ -197,6 +197,7 @@ def test_an_answer_that_is_not_ours_is_a_server_error(
         ({"texts": ["a"], "top_k": 2**63}, "top_k: got 9223372036854775808"),
         ({"texts": ["a"], "pooling": "\ud800"}, "pooling: got a lone surrogate"),
         ({"texts": ["a"], "timeout_s": 0}, "timeout_s: got 0"),
+        ({"texts": ["a"], "timeout_s": "3"}, "timeout_s: got '3', wanted a number"),
     ],
 )
 def test_what_cannot_be_right_is_refused_here(

@@ -416,8 +416,27 @@ def test_the_command_line_shows_the_text_as_it_comes(
     )
     assert 0 < len(next(long)) < LONG / 2  # a token is a byte at most
     long.close()  # type: ignore[attr-defined]
-    lines, records = ask("generate", [prompt], [], address, "grpc", "tiny", {"max_new_tokens": 2})
-    assert lines == [greedy(prompt, 2)]
-    assert records == [{"text": prompt, "output": lines[0]}]
     with pytest.raises(AskFailed, match="top_p: got 7"):
         list(pieces("generate", [prompt], address, "grpc", "tiny", {"top_p": 7}))
+
+
+def test_the_command_line_shows_in_json_what_came_with_a_text(
+    server: Server, greedy: Callable[[str, int], str]
+) -> None:
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
+    prompt = PROMPTS[5]
+    few = {"max_new_tokens": 2, "logprobs": 1, "prompt_logprobs": 0}
+    lines, (record,) = ask("generate", [prompt], [], address, "grpc", "tiny", few)
+    assert lines == [greedy(prompt, 2)]
+    assert (record["text"], record["output"]) == (prompt, lines[0])
+    assert record["finish_reason"] == "length"
+    assert record["usage"]["completion_tokens"] == len(record["logprobs"]) == 2
+    first, *others = record["prompt_logprobs"]
+    assert first is None
+    assert len(others) == record["usage"]["prompt_tokens"] - 1
+    assert next(iter(record["logprobs"][0].values()))["rank"] == 1
+    assert json.dumps(record)
+    drawn = few | {"n": 2, "temperature": 1.0, "seed": 1}
+    lines, (record,) = ask("generate", [prompt], [], address, "grpc", "tiny", drawn)
+    assert lines == record["output"]
+    assert [len(each) for each in record["logprobs"]] == [2, 2]

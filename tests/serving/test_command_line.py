@@ -19,7 +19,7 @@ from fusewire.models.registry import (
     SEQ2SEQ_ENCODERS,
     SPEECH,
 )
-from fusewire.serving.asking import read_parameters
+from fusewire.serving.asking import read_parameters, streams
 from fusewire.serving.config import (
     Deployment,
     GeneratorSettings,
@@ -274,6 +274,11 @@ def test_serve_names_the_folder_at_fault(
         (["ask", "chat", "Who?", "--second=x"], "second: got a text, wanted none for chat"),
         (["ask", "embed", "x", "--parameter", "truncate"], "wanted KEY=VALUE"),
         (["ask", "generate", "x", "--parameter", "stream=true"], "got stream, wanted one of"),
+        (["ask", "generate", "x", "--parameter", "prompt=y"], "got multiple values for"),
+        (["ask", "embed", "x", "--parameter", "texts=y"], "got multiple values for"),
+        (["ask", "generate", "x", "--model=m", "--parameter", "timeout_s=y"], "timeout_s: got 'y'"),
+        (["ask", "generate", "x", "--images"], "images: got them for generate"),
+        (["ask", "embed", "x", "--address=localhost"], "wanted HOST:PORT alone"),
         *(
             (["ask", "embed", "x", "--address=127.0.0.1:9", protocol], "no server that is ready at")
             for protocol in ("--protocol=grpc", "--protocol=http")
@@ -436,8 +441,17 @@ def test_request_parameters_keep_their_types() -> None:
         "pooling": "cls",
         "x": 1.5,
     }
+    assert read_parameters(["version=1"]) == {"version": "1"}
     with pytest.raises(ConfigurationError, match="KEY=VALUE"):
         read_parameters(["=3"])
+
+
+def test_one_text_is_streamed_and_several_are_not() -> None:
+    assert streams("generate", {"n": 1})
+    assert streams("translate", {})
+    assert not streams("generate", {"n": 2})
+    assert not streams("translate", {"num_return_sequences": 2})
+    assert not streams("embed", {})
 
 
 def test_doctor_measures_what_a_model_costs(

@@ -64,7 +64,7 @@ def ask(
 
     address = address or f"localhost:{8000 if protocol == 'http' else 8001}"
     parameters = asking.read_parameters(parameter or [])
-    if asking.streams(task, parameters) and not as_json and not second:
+    if asking.streams(task, parameters) and not (as_json or second or images):
         for piece in asking.pieces(task, texts, address, protocol, model, parameters):
             out.print(piece, end="", markup=False)
         return

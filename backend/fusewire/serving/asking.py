@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,16 @@ from typing import Any
 from fusewire.errors import ConfigurationError, FusewireError, counted
 
 Shown = tuple[list[str], list[dict[str, Any]]]  # lines for people, records for machines
+
+# What the client's errors name in Python's words, and how the command line says it.
+_FLAGS = {
+    "model=…": "--model",
+    "protocol='grpc'": "leave out --protocol",
+    "protocol='http'": "--protocol http",
+    "wanted host:port; choose by protocol= and tls=": "wanted HOST:PORT alone; write it so",
+}
+# Names, which may look like numbers.
+_NAMES = ("model", "version")
 
 
 class AskFailed(FusewireError):
@@ -44,7 +55,7 @@ def ask(
 
 
 def streams(task: str, parameters: dict[str, Any]) -> bool:
-    """Whether the answer to each text comes in `pieces`: one text, so that they join to it."""
+    """Whether the answer to each text comes as `pieces`: one text, so that they join to it."""
     several = parameters.get("n", parameters.get("num_return_sequences"))
     return task in STREAMED and several in (None, 1)
 
@@ -58,7 +69,7 @@ def pieces(
     parameters: dict[str, Any],
 ) -> Iterator[str]:
     """What a model generates after each prompt, or answers to each message, in pieces as they come,
-    a line's end after each. Where it `streams`."""
+    a line's end after each. `streams` says when."""
     with _connected(task, address, protocol, model) as client:
         for text in texts:
             yield from STREAMED[task](client, text, stream=True, **parameters)
@@ -91,7 +102,21 @@ def _connected(task: str, address: str, protocol: str, model: str | None) -> Ite
                     "start it with `fusewire serve`, or name another with --address"
                 ) from None
     except fusewire_client.ClientError as error:
-        raise AskFailed(str(error).replace("model=…", "--model")) from None
+        message = str(error)
+        for theirs, ours in _FLAGS.items():
+            message = message.replace(theirs, ours)
+        raise AskFailed(message) from None
+
+
+def _asked(method: Callable[..., Any], /, *inputs: Any, **parameters: Any) -> Any:
+    """The client's answer; parameters named as what `ask` itself hands over are refused."""
+    try:
+        inspect.signature(method).bind(*inputs, **parameters)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"parameter: got {error}, wanted those of the model alone; leave it out"
+        ) from None
+    return method(*inputs, **parameters)
 
 
 def _embed(
@@ -102,7 +127,10 @@ def _embed(
     given: str = "texts",
 ) -> Shown:
     _none("embed", second)
-    vectors = client.embed(**{given: texts}, **parameters)
+    if given == "texts":
+        vectors = _asked(client.embed, texts, **parameters)
+    else:
+        vectors = _asked(client.embed, **parameters | {given: texts})
     lines = []
     for index, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
         start = ", ".join(f"{value:.3f}" for value in vector[:4])
@@ -122,7 +150,7 @@ def _embed(
 
 def _hidden(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
     _none("hidden", second)
-    states = client.hidden(texts, **parameters)
+    states = _asked(client.hidden, texts, **parameters)
     lines = [
         f"{text}: {counted(state.shape[0], 'tokens')} of {state.shape[1]} numbers"
         for text, state in zip(texts, states, strict=True)
@@ -137,7 +165,7 @@ def _hidden(client: Any, texts: list[str], second: list[str], parameters: dict[s
 def _classify(
     client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]
 ) -> Shown:
-    found = client.classify(texts, second or None, **parameters)
+    found = _asked(client.classify, texts, second or None, **parameters)
     lines = [
         f"{text}: {one.label} ({', '.join(f'{score:.3f}' for score in one.scores)})"
         for text, one in zip(texts, found, strict=True)
@@ -150,7 +178,7 @@ def _classify(
 
 
 def _label(client: Any, files: list[str], labels: list[str], parameters: dict[str, Any]) -> Shown:
-    found = client.label(files, labels or None, **parameters)
+    found = _asked(client.label, files, labels or None, **parameters)
     lines = [
         f"{file}: {one.label} ({one.scores.max():.3f})"
         for file, one in zip(files, found, strict=True)
@@ -166,7 +194,7 @@ def _tag(client: Any, texts: list[str], second: list[str], parameters: dict[str,
     _none("tag", second)
     lines: list[str] = []
     records = []
-    for text, entities in zip(texts, client.tag(texts, **parameters), strict=True):
+    for text, entities in zip(texts, _asked(client.tag, texts, **parameters), strict=True):
         lines.append(text)
         lines += [f"  {one.entity}: {one.word} ({one.score:.3f})" for one in entities] or [
             "  no entities"
@@ -183,9 +211,9 @@ def _answer(client: Any, texts: list[str], second: list[str], parameters: dict[s
             "fusewire ask answer QUESTION --second CONTEXT"
         )
     if parameters.get("top_k", 1) == 1:
-        found = [client.answer(texts[0], second[0], **parameters)]
+        found = [_asked(client.answer, texts[0], second[0], **parameters)]
     else:
-        found = client.answers(texts[0], second[0], **parameters)
+        found = _asked(client.answers, texts[0], second[0], **parameters)
     return [f"{one.text} ({one.score:.3f})" for one in found], [vars(one) for one in found]
 
 
@@ -194,7 +222,7 @@ def _fill(client: Any, texts: list[str], second: list[str], parameters: dict[str
     lines: list[str] = []
     records = []
     for text in texts:
-        candidates = client.fill(text, **parameters)
+        candidates = _asked(client.fill, text, **parameters)
         lines += [f"{one.sequence} ({one.score:.3f})" for one in candidates]
         records.append({"text": text, "candidates": [vars(one) for one in candidates]})
     return lines, records
@@ -207,7 +235,7 @@ def _rerank(client: Any, texts: list[str], second: list[str], parameters: dict[s
         raise ConfigurationError(
             "rerank: got a query alone, wanted documents too; fusewire ask rerank QUERY DOCUMENT …"
         )
-    found = client.rerank(query, documents, **parameters)
+    found = _asked(client.rerank, query, documents, **parameters)
     return [f"{one.score:.3f}  {one.text}" for one in found], [vars(one) for one in found]
 
 
@@ -227,25 +255,51 @@ def _generated(
             record["sequences_scores"] = scores
         if several[0].language is not None:
             record["language"] = several[0].language
-        if several[0].segments is not None:
-            said = [[_segment(each) for each in one.segments] for one in several]
-            record["segments"] = said if found is several else said[0]
+        for name, plain in _DETAILS.items():
+            came = [getattr(one, name) for one in several]
+            if None not in came:
+                values = [plain(each) for each in came]
+                record[name] = values if found is several else values[0]
         records.append(record)
     return lines, records
 
 
-def _segment(segment: Any) -> dict[str, Any]:
+def _tokens(logprobs: list[Any]) -> list[Any]:
+    """Of each token, by token id; null for a prompt's first."""
+    return [each and {id_: asdict(one) for id_, one in each.items()} for each in logprobs]
+
+
+def _alignment(alignment: Any) -> dict[str, Any]:
+    return vars(alignment) | {"weights": alignment.weights.tolist()}
+
+
+def _segments(segments: list[Any]) -> list[dict[str, Any]]:
     """Without what was not asked for; a time that no timestamp says is null."""
     always = ("start", "end")
-    return {name: v for name, v in asdict(segment).items() if v is not None or name in always}
+    return [
+        {name: v for name, v in asdict(each).items() if v is not None or name in always}
+        for each in segments
+    ]
 
 
-def _generate(client: Any, prompt: str, **arguments: Any) -> Any:
-    return client.generate(prompt, **arguments)
+# What may have come with a text, and how JSON shows it.
+_DETAILS: dict[str, Callable[[Any], Any]] = {
+    "finish_reason": str,
+    "usage": asdict,
+    "cumulative_logprob": float,
+    "logprobs": _tokens,
+    "prompt_logprobs": _tokens,
+    "alignment": _alignment,
+    "segments": _segments,
+}
 
 
-def _chat(client: Any, message: str, **arguments: Any) -> Any:
-    return client.chat([{"role": "user", "content": message}], **arguments)
+def _generate(client: Any, prompt: str, /, **arguments: Any) -> Any:
+    return _asked(client.generate, prompt, **arguments)
+
+
+def _chat(client: Any, message: str, /, **arguments: Any) -> Any:
+    return _asked(client.chat, [{"role": "user", "content": message}], **arguments)
 
 
 def _none(task: str, second: list[str]) -> None:
@@ -253,16 +307,16 @@ def _none(task: str, second: list[str]) -> None:
         raise ConfigurationError(f"second: got a text, wanted none for {task}; leave it out")
 
 
-def _translate(client: Any, text: str, **arguments: Any) -> Any:
-    return client.translate(text, **arguments)
+def _translate(client: Any, text: str, /, **arguments: Any) -> Any:
+    return _asked(client.translate, text, **arguments)
 
 
-def _summarise(client: Any, text: str, **arguments: Any) -> Any:
-    return client.summarise(text, **arguments)
+def _summarise(client: Any, text: str, /, **arguments: Any) -> Any:
+    return _asked(client.summarise, text, **arguments)
 
 
-def _transcribe(client: Any, path: str, **arguments: Any) -> Any:
-    return client.transcribe(path, **arguments)
+def _transcribe(client: Any, path: str, /, **arguments: Any) -> Any:
+    return _asked(client.transcribe, path, **arguments)
 
 
 STREAMED: dict[str, Callable[..., Any]] = {
@@ -300,7 +354,7 @@ def read_parameters(pairs: Sequence[str]) -> dict[str, Any]:
                 "shows all that came with --json; leave it out"
             )
         try:
-            parameters[key] = json.loads(value)
+            parameters[key] = value if key in _NAMES else json.loads(value)
         except ValueError:
             parameters[key] = value
     return parameters
