@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 from fusewire.train import Adam, replace
-from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.train.processes import meet
+from tests.train.processes import meet, part
 from tests.train.tiny_hosted import batch, examples, model_of
 
 HALF, ACCUMULATED, STEPS = 4, 2, 2
@@ -38,7 +37,7 @@ def main(folder: Path, device: str, kind: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     torch.save({"gradients": seen, "weights": model.state_dict()}, folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    part()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.train.processes import meet
+from tests.train.processes import meet, part
 
 SEGMENTS = 4
 # On a GPU large enough for a segment to take longer than its gradients.
@@ -109,7 +109,7 @@ def main(folder: Path, device: str) -> None:
         log.clear()
         parallel(input_ids=ids, labels=ids[:, 0] % 2).loss.backward()
     torch.save(log.entries(), folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    part()
 
 
 if __name__ == "__main__":

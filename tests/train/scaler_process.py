@@ -15,7 +15,7 @@ import torch
 from fusewire import train
 from torch import distributed
 
-from tests.train.processes import meet
+from tests.train.processes import meet, part
 from tests.train.test_step import batches, prepare
 
 NAME = "BertForSequenceClassification"
@@ -46,7 +46,7 @@ def main(folder: Path, device: str) -> None:
         seen["weights"].append(torch.cat([p.detach().cpu().flatten() for p in model.parameters()]))
     seen["skipped"], seen["replays"] = optimizer.skipped_steps, step.replays
     torch.save(seen, folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    part()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fusewire.train import Adam, replace, shards
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.train.processes import meet
+from tests.train.processes import meet, part
 from tests.train.test_adam import groups, network
 from tests.train.tiny_hosted import batch, classifier, examples
 
@@ -131,7 +131,7 @@ def main(folder: Path, device: str) -> None:
     other(torch.ones(3, device=own_device)).sum().backward()
     seen["unlike"] = _error(adam(other, process_group=distributed.group.WORLD).step)
     torch.save(seen, folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    part()
 
 
 def _error(call: Any) -> str:

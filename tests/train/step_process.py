@@ -17,7 +17,7 @@ from fusewire import train
 from fusewire.errors import ConfigurationError
 from torch import distributed
 
-from tests.train.processes import meet
+from tests.train.processes import meet, part
 from tests.train.test_step import batches, by_hand, joined, prepare
 
 
@@ -50,7 +50,7 @@ def main(folder: Path, device: str, name: str) -> None:
     seen["replays"] = step.replays
     seen["weights"] = [p.detach().cpu() for p in model.parameters()]
     torch.save(seen, folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    part()
 
 
 if __name__ == "__main__":

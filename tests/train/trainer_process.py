@@ -12,7 +12,7 @@ import transformers
 from fusewire.train import Adam, replace
 from torch import distributed
 
-from tests.train.processes import meet
+from tests.train.processes import meet, part
 from tests.train.tiny_hosted import examples, model_of
 
 KIND, SAVED, STEPS = "encoder-decoder", 2, 4
@@ -62,7 +62,7 @@ def main(folder: Path, device: str) -> None:
     whole = train(folder, device)
     resumed = train(folder, device, folder / f"checkpoint-{SAVED}")
     torch.save({"whole": whole, "resumed": resumed}, folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    part()
 
 
 if __name__ == "__main__":
