@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fusewire.errors import ConfigurationError
-from fusewire.parity import Floors, decoders, encoders, parity
+from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.parity import REFERENCES, Floors, decoders, encoders, parity
 from fusewire.parity.encoders import ComparedEncoder
 from fusewire.parity.text_files import Line
 from fusewire.placement import Placement
@@ -333,11 +333,15 @@ class TestFloors:
             parity(minilm, texts=texts, floors=floors)
 
 
-def test_what_cannot_be_compared_is_said(tmp_path, generator, texts, pairs):
-    def refused(message: str, folder: Path, **how: Any) -> None:
-        with pytest.raises(ConfigurationError, match=message):
-            parity(folder, **how)
+def refused(message: str, folder: Path, **how: Any) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parity(folder, **how)
 
+
+def test_what_cannot_be_asked_for_is_said_before_torch_is_imported(
+    tmp_path, generator, texts, pairs, monkeypatch
+):
+    monkeypatch.setitem(REFERENCES, "transformers", lambda: pytest.fail("torch is imported"))
     refused("against: got 'int8', wanted one of transformers, fp32", generator, against="int8")
     refused("pairs: got it beside texts, wanted one kind", generator, texts=texts, pairs=pairs)
     refused("texts: got it beside sequences", generator, texts=texts, sequences=3)
@@ -345,6 +349,14 @@ def test_what_cannot_be_compared_is_said(tmp_path, generator, texts, pairs):
     refused("kv_cache_dtype: got 'fp8' on cpu, wanted auto", generator, kv_cache_dtype="fp8")
     tiny_checkpoint(tmp_path / "bert", "bert", "classify")
     refused("pairs: got a model for classify, wanted", tmp_path / "bert", pairs=pairs)
+    (tmp_path / "empty.txt").touch()
+    refused("empty.txt", generator, texts=tmp_path / "empty.txt")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        parity(tmp_path / "gone")
+
+
+def test_what_cannot_be_compared_is_said(tmp_path, generator, texts):
+    tiny_checkpoint(tmp_path / "bert", "bert", "classify")
     (tmp_path / "bert" / "tokenizer.json").unlink()
     refused("texts: got a folder without a tokenizer", tmp_path / "bert", texts=texts)
     saved(tmp_path / "vit", *LABELS["vit"])

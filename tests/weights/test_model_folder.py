@@ -175,6 +175,18 @@ def test_a_folder_without_weights_and_no_folder_are_told_apart(folder):
         open_folder(folder / "file")
 
 
+def test_a_folder_of_models_names_them(folder):
+    for number in range(7):
+        (folder / f"model-{number}").mkdir()
+        (folder / f"model-{number}" / "config.json").touch()
+        (folder / f"model-{number}" / "model.safetensors").touch()
+    (folder / "tokenizers").mkdir()
+    (folder / "tokenizers" / "config.json").touch()
+    named = r"with 7 models inside \(model-0, .*model-4, \.\.\.\), wanted a model's own folder"
+    with pytest.raises(CheckpointError, match=named):
+        Checkpoint.open(folder)
+
+
 def test_json_is_read_carefully(folder):
     assert read_json(folder, "config.json") is None
     for text in ("[1]", "{", '{"a":' * 100_000, "\xff"):

@@ -74,7 +74,6 @@ def parity(
     """
     floors = floors or Floors()
     _check(against, {"sequences": sequences, "texts": texts, "pairs": pairs})
-    reference = REFERENCES[against]()
     place = Placement(device, dtype, quantize, kv_cache_dtype=kv_cache_dtype)
     folder = model_folder(model)
     config = read_config(folder)
@@ -94,6 +93,8 @@ def parity(
     if given is not None:
         lines = [line for pair in given for line in (pair.first, pair.second)]
     random = np.random.default_rng(seed)
+    # The last before the model's weights are read: torch and transformers take seconds to import.
+    reference = REFERENCES[against]()
     compared = _opened(folder, config, task, place, lines, sequences or _SEQUENCES, random)
     floors.check(perplexity=compared.continues_texts, pairs=given is not None)
 

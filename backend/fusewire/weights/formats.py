@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatch
 
-from fusewire.errors import CheckpointError
+from fusewire.errors import CheckpointError, counted
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -13,6 +13,7 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 
 _WANTED = f"wanted {CONFIG} with {WEIGHTS} or {INDEX}"
+_NAMED = 5  # models of a folder that an error names
 _RESAVE = (
     "transformers.CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), where config.json "
     "names CLASS in `architectures`, and copy the tokenizer's files"
@@ -65,6 +66,13 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
         return CheckpointError(
             f"{source}: got an empty folder, {_WANTED}; give a Hugging Face model folder"
         )
+    models = _models_inside(names)
+    if models:
+        listed = ", ".join(models[:_NAMED]) + (", ..." if len(models) > _NAMED else "")
+        return CheckpointError(
+            f"{source}: got a folder with {counted(len(models), 'models')} inside ({listed}), "
+            "wanted a model's own folder; give the folder of one"
+        )
     if not {WEIGHTS, INDEX} & {*names}:
         for patterns, what, remedy in _FORMATS:
             found = sorted(name for name in names for each in patterns if fnmatch(name, each))
@@ -73,4 +81,14 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
     lacking = CONFIG if CONFIG not in names else f"{WEIGHTS} or {INDEX}"
     return CheckpointError(
         f"{source}: no {lacking} in the folder; give a Hugging Face model folder"
+    )
+
+
+def _models_inside(names: Collection[str]) -> list[str]:
+    """Subfolders that hold a model each, of a folder that holds none itself."""
+    if CONFIG in names:
+        return []
+    folders = {name.rpartition("/")[0] for name in names if name.endswith(f"/{CONFIG}")}
+    return sorted(
+        folder for folder in folders if {f"{folder}/{WEIGHTS}", f"{folder}/{INDEX}"} & {*names}
     )
