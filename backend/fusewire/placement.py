@@ -23,6 +23,7 @@ from fusewire.errors import ConfigurationError
 from fusewire.precision import Precision, check_kv_cache_dtype
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
+_MIDDLE = 8  # the zero point of symmetric weights of 4 bits
 _PIECE = 1 << 20  # numbers that a thread converts at a time
 
 
@@ -221,7 +222,9 @@ class Placement:
 
     @property
     def has_int4(self) -> bool:
-        """Whether there are kernels for weights of 4 bits."""
+        """Whether weights of 4 bits stay so; CPUs that are to multiply in int8 make that of them."""
+        if self.device == "cpu" and self.precision.layers == "int8":
+            return False
         return "int4" in kernels.weight_formats(self.dtype, self.stream)
 
     def int4_linear(
@@ -242,7 +245,7 @@ class Placement:
             for each in (
                 nibbles,
                 scales,
-                zeros,
+                zeros if (zeros != _MIDDLE).any() else None,
                 None if bias is None else converted(bias, self.dtype, name),
             )
         ]

@@ -57,6 +57,8 @@ struct PackArguments {
   // Of int4, whose weight is bytes [n, k / 2] and whose scales are given: [n, groups], as zeros
   // are; null: 8.
   const uint8_t* zeros = nullptr;
+  // Filled from these where products take them by themselves (GemmFeatures), else null.
+  float* packed_zeros = nullptr;
   int64_t group = 0;
 };
 
@@ -86,6 +88,8 @@ struct GemmKernels {
                      const Stream& stream) = nullptr;
   void (*run_activated)(const GemmArguments& a, Activation activation, bool gated,
                         const Stream& stream) = nullptr;
+  // Of int4: how much `pack` writes to the scales, or to the zeros, of a weight [n, k].
+  size_t (*int4_scales_bytes)(int64_t n, int64_t k, int64_t group) = nullptr;
 };
 
 template <size_t kCount>

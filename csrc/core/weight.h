@@ -87,8 +87,8 @@ struct Weight {
   int64_t out_features = 0, in_features = 0;  // of this shard
   std::shared_ptr<void> data;                 // packed as the target reads the format
   // The number at (row, i) is scales[row, i / group] * (stored - zeros[row, i / group]); null:
-  // none. Of int4 both are in one word each (cuda/gemm/int4_weight.h). Of blocks of rows, too, a
-  // block has one.
+  // none. Of int4 each target has them as it reads them, both in `scales` or each by itself. Of
+  // blocks of rows, too, a block has one.
   std::shared_ptr<void> scales, zeros;
   int64_t group = 0;      // neighbouring inputs of a row with one scale and zero; 0: the whole row
   float input_scale = 0;  // that what it is multiplied by is quantised with; 0: by its own numbers

@@ -11,6 +11,7 @@
 
 #include "core/kernels.h"
 #include "cpu/gemm_bfloat16.h"
+#include "cpu/gemm_int4.h"
 #include "cpu/gemm_int8.h"
 #include "cpu/gemm_tasks.h"
 #include "cpu/gemm_tile.h"
@@ -81,7 +82,20 @@ constexpr GemmKernels bfloat16(void (*run)(const GemmArguments& a, const Stream&
           /*bucket=*/nullptr};
 }
 
-constexpr GemmKernels kTable[] = {kFloat32, int8(run_int8), bfloat16(run_bfloat16)};
+constexpr GemmKernels kInt4 = {Format::kInt4,
+                               {/*transposed_x=*/false, /*transposed_weight=*/false,
+                                /*scales=*/true, /*zeros=*/true, /*groups=*/true},
+                               /*packing_copies=*/false,
+                               /*packs_transposed=*/false,
+                               int4_packed_bytes,
+                               pack_int4,
+                               run_int4,
+                               /*bucket=*/nullptr,
+                               /*run_normed=*/nullptr,
+                               /*run_activated=*/nullptr,
+                               int4_scales_bytes};
+
+constexpr GemmKernels kTable[] = {kFloat32, int8(run_int8), bfloat16(run_bfloat16), kInt4};
 
 }  // namespace
 
@@ -92,13 +106,13 @@ const GemmKernels* gemm(Format format) {
 #if FUSEWIRE_VEC_BYTES == 64
 const GemmKernels* gemm_vnni(Format format) {
   static constexpr GemmKernels kVnniTable[] = {kFloat32, int8(run_int8_vnni),
-                                               bfloat16(run_bfloat16)};
+                                               bfloat16(run_bfloat16), kInt4};
   return kernels_of(kVnniTable, format);
 }
 
 const GemmKernels* gemm_bf16(Format format) {
   static constexpr GemmKernels kBf16Table[] = {kFloat32, int8(run_int8_vnni),
-                                               bfloat16(run_bfloat16_dot)};
+                                               bfloat16(run_bfloat16_dot), kInt4};
   return kernels_of(kBf16Table, format);
 }
 #endif

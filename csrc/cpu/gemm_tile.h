@@ -15,6 +15,12 @@ constexpr int64_t fetched(Fetch fetch) {
   return fetch == Fetch::kNextPanelSlowly ? kLine / 2 : kLine;
 }
 
+// How long the chains of a product are; operands that have chains of their own say otherwise.
+template <class Operands>
+FUSEWIRE_INLINE int64_t chain_of(const Operands&) {
+  return kChain;
+}
+
 // One micro-kernel call: kRows x up to kColumns of the output, where `operands` are a Product or
 // something else with a `multiply` and parts. Not inlined, so that the compiler gives each row
 // count its own register allocation.
@@ -23,10 +29,11 @@ __attribute__((noinline)) void tile(const Operands& operands, const Epilogue& ep
                                     int64_t out_stride, int64_t columns) {
   // What is read and written at the end is on its way meanwhile. Few rows wait for the panel alone.
   if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
-  Vec sum[kRows][2];  // in memory; touched once in kChain steps
+  Vec sum[kRows][2];  // in memory; touched once in a chain
+  const int64_t length = chain_of(operands);
   int64_t k = 0;
   do {
-    const int64_t count = operands.k - k < kChain ? operands.k - k : kChain;
+    const int64_t count = operands.k - k < length ? operands.k - k : length;
     Vec chain[kRows][2] = {};
     multiply<kRows, kFetch>(operands.part(k, count, fetched(kFetch)), chain);
     for (int r = 0; r < kRows; ++r) {

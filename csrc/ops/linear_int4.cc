@@ -10,8 +10,7 @@ namespace fusewire {
 
 namespace {
 
-constexpr int64_t kLeastGroup = 32;    // and the granularity of in_features
-constexpr int64_t kRowsOfScales = 16;  // scales are packed by so many
+constexpr int64_t kLeastGroup = 32;  // and the granularity of in_features
 
 bool power_of_two(int64_t n) {
   return n > 0 && (n & (n - 1)) == 0;
@@ -60,15 +59,14 @@ Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* 
   };
   linear.packed_ = true;
   weight.data = held(gemm->packed_bytes(out.size, in));
-  const size_t rows = round_up(static_cast<size_t>(out.size), kRowsOfScales);
-  // Of groups of 32 there is an even number.
-  const size_t stored =
-      round_up(static_cast<size_t>(groups.size), weight.group == kLeastGroup ? 2 : 1);
-  weight.scales = held(rows * stored * sizeof(float));
+  const size_t scales_bytes = gemm->int4_scales_bytes(out.size, in, weight.group);
+  weight.scales = held(scales_bytes);
+  if (zeros && gemm->features.zeros) weight.zeros = held(scales_bytes);
   PackArguments a{weight.data.get(), codes.data, out.size, in};
   a.scales = static_cast<float*>(weight.scales.get());
   a.given = scales.as<float>();
   a.zeros = zeros ? zeros->as<uint8_t>() : nullptr;
+  a.packed_zeros = static_cast<float*>(weight.zeros.get());
   a.group = weight.group;
   gemm->pack(a, stream);
   if (bias) {

@@ -1,5 +1,5 @@
-"""Products with weights of 4 bits on GPUs: those of the numbers that codes, scales and zero points
-stand for, as fp64 has them."""
+"""Products with weights of 4 bits: those of the numbers that codes, scales and zero points stand
+for, as fp64 has them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import LAYOUTS, Operands, normal
-from tests.places import CPU, GPU_FP32, GPU_HALVES, TORCH_DTYPES, rounded
+from tests.places import CPU_TARGETS, GPU_FP32, GPU_HALVES, TORCH_DTYPES, Where, at, rounded
 from tests.tolerance import allowed_error
 
+PLACES = pytest.mark.parametrize("place", [*CPU_TARGETS, *GPU_HALVES], indirect=True)
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+ON_CPUS = pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
 # (tokens, in_features, out_features, group; 0: a row): one row to many, tiles that are not full,
 # inputs that end within a unit of 64, and numbers that are dequantised in parts (on Hopper of what
 # is unaligned). The last are such that Hopper's wgmma has each of its tiles, whole and in slices.
@@ -52,6 +54,22 @@ SHAPES = [
     (220, 128, 17000, 128),
     (250, 96, 17000, 32),
     (700, 608, 4104, 32),
+]
+
+# Of CPUs: beside a word, a register, a panel, a block, a task; chains that do not fill their steps,
+# and groups of several chains.
+CPU_SHAPES = [
+    (1, 4096, 1000, 128),
+    (1, 32, 5, 32),
+    (2, 96, 40, 32),
+    (3, 64, 16, 64),
+    (3, 1536, 70, 512),
+    (5, 1056, 33, 0),
+    (8, 768, 2304, 64),
+    (13, 160, 33, 0),
+    (58, 320, 97, 64),
+    (129, 768, 768, 64),
+    (300, 352, 97, 32),
 ]
 
 
@@ -99,25 +117,46 @@ def operands(place: Placement, m: int, inner: int, out: int) -> list[np.ndarray]
     return [rounded(each, place.dtype) for each in found]
 
 
+@ON_CPUS
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", CPU_SHAPES)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_product_of_a_cpu_is_that_of_the_numbers(
+    shape: tuple, place: Placement, layout: str, symmetric: bool
+):
+    expect_the_product(shape, place, layout, symmetric)
+
+
 @ON_GPUS
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_is_that_of_the_numbers(shape: tuple, place: Placement, layout: str):
-    """The oracle in the element type has the weight rounded to it, as many rows are multiplied."""
+def test_a_product_of_a_gpu_is_that_of_the_numbers(shape: tuple, place: Placement, layout: str):
+    expect_the_product(shape, place, layout)
+
+
+def expect_the_product(
+    shape: tuple, place: Placement, layout: str, symmetric: bool = False
+) -> None:
+    """The oracle in the element type has the weight rounded to it, as many rows are multiplied, and
+    in float32 sums of that."""
     (m, inner, out, group), o = shape, Operands(place, layout)
-    (x, bias, residual), codes = operands(place, m, inner, out), codes_of(inner, out, group)
+    (x, bias, residual) = operands(place, m, inner, out)
+    codes = codes_of(inner, out, group, symmetric)
     weight = torch.from_numpy(codes.weight())
-    halves = weight.to(TORCH_DTYPES[place.dtype]).double()
-    rows, b, r = (torch.from_numpy(each).double() for each in (x, bias, residual))
-    bare, linear = codes.linear(place), codes.linear(place, bias)
+    element = TORCH_DTYPES[place.dtype]
+    sums = torch.float32 if element == torch.float32 else torch.float64
+    once = weight.to(element).to(sums)
+    given = [torch.from_numpy(each).double() for each in (x, bias, residual)]
+    bare, linear = (codes.linear(place, of, zeros=not symmetric) for of in (None, bias))
 
     def expect(got: np.ndarray, act=None, add=False, biased=True) -> None:
         def result(weight: torch.Tensor) -> torch.Tensor:
+            rows, b, r = (each.to(weight.dtype) for each in given)
             y = F.linear(rows, weight, b if biased else None)
             y = act(y) if act else y
             return y + r if add else y
 
-        usual = result(halves).to(TORCH_DTYPES[place.dtype]).double().numpy()
+        usual = result(once).to(element).double().numpy()
         assert not allowed_error(result(weight).numpy(), usual, place.dtype, inner).excess(got)
 
     def product(linear: k.Linear, activation: str = "none") -> np.ndarray:
@@ -133,7 +172,7 @@ def test_a_product_is_that_of_the_numbers(shape: tuple, place: Placement, layout
     expect(o.read(in_place), add=True)
 
 
-@ON_GPUS
+@PLACES
 @pytest.mark.parametrize("count", [8, 64, 128, 320, 1024])
 @pytest.mark.parametrize("inner", [64, 4096])
 def test_each_number_is_rounded_once(place: Placement, inner: int, count: int):
@@ -148,13 +187,15 @@ def test_each_number_is_rounded_once(place: Placement, inner: int, count: int):
         np.testing.assert_array_equal(got[:picks], rounded(picked, place.dtype))
 
 
-@ON_GPUS
+@PLACES
 def test_zeros_that_are_not_given_are_8_and_host_and_device_weights_alike(place: Placement):
     codes, o = codes_of(256, 100, 32, symmetric=True), Operands(place, "dense")
     x, bias, _ = operands(place, 7, 256, 100)
     given, without = codes.linear(place, bias), codes.linear(place, bias, zeros=False)
     assert (given.format, given.in_features, given.out_features) == ("int4", 256, 100)
-    assert given.nbytes == 112 * 128 + 112 * 8 * 4 + 200
+    on_cpu = place.device == "cpu"
+    bytes_of = 128 * (128 + 8 * 8) + 400 if on_cpu else 112 * (128 + 8 * 4) + 200
+    assert given.nbytes == bytes_of
     host = place.int4_linear(codes.nibbles(), codes.scales, codes.zeros, bias, "weight")
     results = [
         o.result(k.linear, (7, 100), o.rows(x), linear, "none") for linear in (given, without, host)
@@ -163,7 +204,7 @@ def test_zeros_that_are_not_given_are_8_and_host_and_device_weights_alike(place:
     np.testing.assert_array_equal(results[0], results[2])
 
 
-@ON_GPUS
+@PLACES
 @pytest.mark.parametrize("count", [4, 100, 300, 1100])
 def test_what_is_no_number_stays_in_its_row(place: Placement, count: int):
     codes, o = codes_of(768, 256, 128), Operands(place, "dense")
@@ -195,7 +236,28 @@ def test_rows_of_a_bucket_have_the_same_bits(place: Placement):
             np.testing.assert_array_equal(got, whole[:count])
 
 
-@ON_GPUS
+@ON_CPUS
+@pytest.mark.parametrize("group", [0, 32, 128, 512])
+def test_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
+    place: Placement, group: int
+):
+    codes, o = codes_of(1024, 130, group), Operands(place, "dense")
+    linear, x = codes.linear(place), operands(place, 130, 1024, 130)[0]
+
+    def product(count: int) -> np.ndarray:
+        return o.result(k.linear, (count, 130), o.rows(x[:count]), linear, "none")
+
+    whole, threads = product(130), k.num_threads()
+    for count in (1, 2, 3, 4, 5, 12, 13, 57):
+        np.testing.assert_array_equal(product(count), whole[:count])
+    try:
+        k.set_num_threads(1 if threads > 1 else 2)
+        np.testing.assert_array_equal(product(130), whole)
+    finally:
+        k.set_num_threads(threads)
+
+
+@PLACES
 def test_what_kernels_do_not_take_is_refused(place: Placement):
     def of(codes: tuple[int, int], groups: int) -> k.Linear:
         nibbles = place.exact(np.zeros(codes), np.uint8)
@@ -216,13 +278,13 @@ def test_what_kernels_do_not_take_is_refused(place: Placement):
         linear.refresh(place.floats(np.ones((16, 64), np.float32)), None, place.stream)
 
 
-@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
-def test_devices_and_dtypes_without_it_say_so(place: Placement):
+@pytest.mark.parametrize("target", k.cpu_targets())
+def test_every_instruction_set_has_it(target: str):
+    with at(Where("cpu", "float32", target)) as place:
+        assert place.has_int4
+
+
+@pytest.mark.parametrize("place", [GPU_FP32], indirect=True)
+def test_gpus_in_float32_do_not(place: Placement):
     assert not place.has_int4
     assert "int4" not in k.weight_formats(place.dtype, place.stream)
-
-
-def test_a_cpu_refuses_it():
-    place = Placement("cpu")
-    with pytest.raises(k.Error, match="format: got int4, for which cpu has no kernels; dequantise"):
-        codes_of(64, 16, 32).linear(place)

@@ -137,6 +137,10 @@ size_t packed_int4_bytes(int64_t n, int64_t k) {
   return static_cast<size_t>(tiles_of(n) * units_of(k) * kUnitBytes);
 }
 
+size_t int4_scales_bytes(int64_t n, int64_t k, int64_t group) {
+  return static_cast<size_t>(tiles_of(n) * kTileChannels * groups_of(k, group)) * sizeof(uint32_t);
+}
+
 void pack_int4(const PackArguments& a, const Stream& stream) {
   constexpr int64_t kPieceBytes = 64 << 20;
   CachingAllocator& allocator = default_allocator(stream.device);
@@ -161,7 +165,7 @@ void pack_int4(const PackArguments& a, const Stream& stream) {
   const auto count = static_cast<size_t>(a.n * given);
   const auto scales = copied(a.given, count * sizeof(float));
   const auto zeros = a.zeros ? copied(a.zeros, count) : nullptr;
-  const int64_t words = tiles_of(a.n) * stored * kTileChannels;
+  const auto words = static_cast<int64_t>(int4_scales_bytes(a.n, a.k, a.group)) / 4;
   launch(pack_groups, blocks_for(words), kThreads, 0, stream, reinterpret_cast<uint32_t*>(a.scales),
          static_cast<const float*>(scales.get()), static_cast<const uint8_t*>(zeros.get()), a.n,
          given, stored, words);

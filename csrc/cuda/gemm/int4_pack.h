@@ -6,6 +6,7 @@
 namespace fusewire::cuda {
 
 size_t packed_int4_bytes(int64_t n, int64_t k);
+size_t int4_scales_bytes(int64_t n, int64_t k, int64_t group);
 
 // From bytes [n, k / 2], the first of two inputs in the low bits, with scales [n, groups] and zero
 // points; fills `scales` with the words of groups.

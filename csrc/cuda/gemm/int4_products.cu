@@ -62,7 +62,10 @@ constexpr GemmKernels kInt4 = {Format::kInt4,
                                packed_int4_bytes,
                                pack_int4,
                                run_int4<T>,
-                               gemm_bucket};
+                               gemm_bucket,
+                               /*run_normed=*/nullptr,
+                               /*run_activated=*/nullptr,
+                               int4_scales_bytes};
 
 }  // namespace
 
