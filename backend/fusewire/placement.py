@@ -222,10 +222,15 @@ class Placement:
 
     @property
     def has_int4(self) -> bool:
-        """Whether weights of 4 bits stay so; CPUs that are to multiply in int8 make that of them."""
-        if self.device == "cpu" and self.precision.layers == "int8":
-            return False
-        return "int4" in kernels.weight_formats(self.dtype, self.stream)
+        """Whether there are kernels for weights of 4 bits."""
+        return self.int4_format in kernels.weight_formats(self.dtype, self.stream)
+
+    @property
+    def int4_format(self) -> str:
+        """Of weights of 4 bits: on a CPU that is to multiply in int8, rows of what they are
+        multiplied by are rounded to that."""
+        in_int8 = self.device == "cpu" and self.precision.layers == "int8"
+        return "w4a8" if in_int8 else "int4"
 
     def int4_linear(
         self,
@@ -249,7 +254,7 @@ class Placement:
                 None if bias is None else converted(bias, self.dtype, name),
             )
         ]
-        return kernels.Linear.of_int4(*on_host, self.stream)
+        return kernels.Linear.of_int4(*on_host, self.stream, format=self.int4_format)
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of the vocabulary is to be a `vocabulary_linear`."""

@@ -20,7 +20,8 @@ enum class Format : uint8_t {
   kInt8,
   kFloat8E4M3,
   kFloat8Blocks,
-  kInt4
+  kInt4,
+  kW4A8
 };
 
 struct FormatRow {
@@ -37,6 +38,7 @@ inline constexpr FormatRow kFormats[] = {
     {"float8_e4m3", DType::kUInt8, true},  // the largest magnitude of a row is 448
     {"float8_e4m3_blocks", DType::kUInt8, true},
     {"int4", DType::kUInt8, true},  // two numbers a byte; groups, with zero points
+    {"w4a8", DType::kUInt8, true},  // the same, for rows that are rounded to int8
 };
 
 constexpr const char* name_of(Format format) {

@@ -82,20 +82,27 @@ constexpr GemmKernels bfloat16(void (*run)(const GemmArguments& a, const Stream&
           /*bucket=*/nullptr};
 }
 
-constexpr GemmKernels kInt4 = {Format::kInt4,
-                               {/*transposed_x=*/false, /*transposed_weight=*/false,
-                                /*scales=*/true, /*zeros=*/true, /*groups=*/true},
-                               /*packing_copies=*/false,
-                               /*packs_transposed=*/false,
-                               int4_packed_bytes,
-                               pack_int4,
-                               run_int4,
-                               /*bucket=*/nullptr,
-                               /*run_normed=*/nullptr,
-                               /*run_activated=*/nullptr,
-                               int4_scales_bytes};
+constexpr GemmKernels of_4_bits(Format format,
+                                void (*run)(const GemmArguments& a, const Stream& stream)) {
+  GemmFeatures features;
+  features.scales = features.zeros = features.groups = true;
+  return {format,
+          features,
+          /*packing_copies=*/false,
+          /*packs_transposed=*/false,
+          int4_packed_bytes,
+          pack_int4,
+          run,
+          /*bucket=*/nullptr,
+          /*run_normed=*/nullptr,
+          /*run_activated=*/nullptr,
+          int4_scales_bytes};
+}
 
-constexpr GemmKernels kTable[] = {kFloat32, int8(run_int8), bfloat16(run_bfloat16), kInt4};
+constexpr GemmKernels kInt4 = of_4_bits(Format::kInt4, run_int4);
+
+constexpr GemmKernels kTable[] = {kFloat32, int8(run_int8), bfloat16(run_bfloat16), kInt4,
+                                  of_4_bits(Format::kW4A8, run_w4a8)};
 
 }  // namespace
 
@@ -106,13 +113,15 @@ const GemmKernels* gemm(Format format) {
 #if FUSEWIRE_VEC_BYTES == 64
 const GemmKernels* gemm_vnni(Format format) {
   static constexpr GemmKernels kVnniTable[] = {kFloat32, int8(run_int8_vnni),
-                                               bfloat16(run_bfloat16), kInt4};
+                                               bfloat16(run_bfloat16), kInt4,
+                                               of_4_bits(Format::kW4A8, run_w4a8_vnni)};
   return kernels_of(kVnniTable, format);
 }
 
 const GemmKernels* gemm_bf16(Format format) {
   static constexpr GemmKernels kBf16Table[] = {kFloat32, int8(run_int8_vnni),
-                                               bfloat16(run_bfloat16_dot), kInt4};
+                                               bfloat16(run_bfloat16_dot), kInt4,
+                                               of_4_bits(Format::kW4A8, run_w4a8_vnni)};
   return kernels_of(kBf16Table, format);
 }
 #endif

@@ -11,35 +11,23 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kPerWord = 8;
-constexpr int kBits = 4;
 constexpr int kMiddle = 8;
-constexpr uint32_t kMiddles = 0x88888888u;
 // Beside the sums: one register for the broadcast, two of words, two of their numbers and, with
 // AVX-512, the table of numbers.
 constexpr int kMostRows = (kRegisters - (FUSEWIRE_VEC_BYTES == 64 ? 6 : 5)) / 2;
-constexpr int64_t kMostOfChain = 256;  // inputs
-
-int64_t groups_of(int64_t k, int64_t group) {
-  return group ? k / group : 1;
-}
-
-// A chain is of one group, and as long as all others but the last.
-FUSEWIRE_INLINE int64_t chain_length(int64_t group) {
-  return group && group < kMostOfChain ? group : kMostOfChain;
-}
 
 // Number j of each word.
 template <int j>
 FUSEWIRE_INLINE Vec number(WordVec words) {
+  constexpr int kBits = 4, kPosition = j < 4 ? 8 * j : 8 * (j - 4) + kBits;
 #if FUSEWIRE_VEC_BYTES == 64
   const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
   // By the lowest 4 bits. All lanes, but under a mask: GCC warns of its own header otherwise.
   return reinterpret_cast<Vec>(_mm512_maskz_permutexvar_ps(
-      __mmask16(-1), reinterpret_cast<__m512i>(words >> (kBits * j)), table));
+      __mmask16(-1), reinterpret_cast<__m512i>(words >> kPosition), table));
 #else
   constexpr int kUpper = 32 - kBits;
-  const WordVec shifted = words << (kUpper - kBits * j);
+  const WordVec shifted = words << (kUpper - kPosition);
   return __builtin_convertvector(reinterpret_cast<const IntVec&>(shifted) >> kUpper, Vec);
 #endif
 }
@@ -84,7 +72,7 @@ FUSEWIRE_INLINE void add_products(const float* x, int64_t stride, const WordVec 
 template <int kRows, Fetch kFetch, int kChains, bool kHasZeros>
 FUSEWIRE_INLINE void multiply_chains(const Int4Operands<kHasZeros>& p, int64_t index,
                                      int64_t length, const uint32_t*& ahead, Vec (&sum)[kRows][2]) {
-  const int64_t begin = index * chain_length(p.group);
+  const int64_t begin = index * int4_chain(p.group);
   const float* x = p.x + begin;
   const uint32_t* w = p.panel + begin / kPerWord * kPanel;
   int64_t group[kChains];  // floats to its scales
@@ -120,7 +108,7 @@ FUSEWIRE_INLINE void multiply_chains(const Int4Operands<kHasZeros>& p, int64_t i
 template <int kRows, Fetch kFetch, bool kHasZeros>
 FUSEWIRE_INLINE void multiply(const Int4Operands<kHasZeros>& p, Vec (&sum)[kRows][2]) {
   constexpr int kAtOnce = kRows == 1 ? kRegisters / 8 : kRows <= 3 ? kRegisters / 16 : 1;
-  const int64_t length = chain_length(p.group);
+  const int64_t length = int4_chain(p.group);
   const int64_t whole = p.k / length;
   const uint32_t* ahead = p.ahead;
   int64_t chain = 0;
@@ -133,15 +121,26 @@ FUSEWIRE_INLINE void multiply(const Int4Operands<kHasZeros>& p, Vec (&sum)[kRows
   }
 }
 
+// Of eight codes, two a byte.
+uint32_t packed_word(const uint8_t* codes) {
+  constexpr uint32_t kMiddles = 0x88888888u;
+  uint32_t word = 0;
+  for (int i = 0; i < kPerWord; ++i) {
+    const uint32_t code = codes[i / 2] >> (i % 2 * 4) & 15u;
+    word |= code << (i < 4 ? 8 * i : 8 * (i - 4) + 4);
+  }
+  return word ^ kMiddles;
+}
+
 template <bool kHasZeros>
 void run(const GemmArguments& a) {
-  const int64_t words = a.k / kPerWord, panel_groups = groups_of(a.k, a.weight.group) * kPanel;
+  const int64_t words = a.k / kPerWord;
   const float* x = static_cast<const float*>(a.x.data);
   const uint32_t* weight = static_cast<const uint32_t*>(a.weight.data);
   const float* scales = static_cast<const float*>(a.weight.scales);
   const float* zeros = static_cast<const float*>(a.weight.zeros);
   for_tiles<kMostRows>(a.m, a.n, [&](auto rows, const Tile& at) {
-    const int64_t of_columns = at.panel * panel_groups + at.inside;
+    const int64_t of_columns = at.panel * panel_scales(a.k, a.weight.group) + at.inside;
     const Int4Operands<kHasZeros> operands = {
         x + at.row * a.x.stride,
         a.x.stride,
@@ -162,11 +161,11 @@ size_t int4_packed_bytes(int64_t n, int64_t k) {
 }
 
 size_t int4_scales_bytes(int64_t n, int64_t k, int64_t group) {
-  return static_cast<size_t>(panels_of(n) * kPanel * groups_of(k, group)) * sizeof(float);
+  return static_cast<size_t>(panels_of(n) * panel_scales(k, group)) * sizeof(float);
 }
 
 void pack_int4(const PackArguments& a, const Stream&) {
-  const int64_t words = a.k / kPerWord, groups = groups_of(a.k, a.group);
+  const int64_t words = a.k / kPerWord, groups = panel_scales(a.k, a.group) / kPanel;
   const uint8_t* codes = static_cast<const uint8_t*>(a.weight);
   parallel_for(panels_of(a.n), 1, [&](int64_t panel, int64_t, int) {
     uint32_t* packed = static_cast<uint32_t*>(a.packed) + panel * words * kPanel;
@@ -174,9 +173,7 @@ void pack_int4(const PackArguments& a, const Stream&) {
       const int64_t row = panel * kPanel + c;
       const bool present = row < a.n;
       for (int64_t p = 0; p < words; ++p) {
-        uint32_t word = kMiddles;
-        if (present) memcpy(&word, codes + (row * words + p) * sizeof(word), sizeof(word));
-        packed[p * kPanel + c] = word ^ kMiddles;
+        packed[p * kPanel + c] = present ? packed_word(codes + (row * words + p) * 4) : 0;
       }
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t from = row * groups + g, to = (panel * groups + g) * kPanel + c;

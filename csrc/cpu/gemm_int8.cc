@@ -98,6 +98,28 @@ void pack_panels(const PackArguments& a) {
   });
 }
 
+constexpr int64_t kLineBytes = 64;
+
+// How far `ahead` moves with each group.
+constexpr int64_t fetched_bytes(Fetch fetch) {
+  return fetch == Fetch::kNextPanelSlowly ? kLineBytes / 2 : kLineBytes;
+}
+
+// As in micro_kernel.h, where a step is a group instead of one k.
+template <Fetch kFetch>
+FUSEWIRE_INLINE void fetch(const uint8_t* panel, const uint8_t* ahead, int64_t group) {
+  if constexpr (kFetch == Fetch::kNextPanel) __builtin_prefetch(ahead, 0, 2);
+  if constexpr (kFetch == Fetch::kNextPanelSlowly) {
+    if (group & 1) __builtin_prefetch(ahead, 0, 2);
+  }
+  if constexpr (kFetch == Fetch::kStream) {
+#pragma GCC unroll 2
+    for (int64_t byte = 0; byte < kColumns * kGroup; byte += kLineBytes) {
+      __builtin_prefetch(panel + kStreamSteps * kPanelStep + byte, 0, 3);
+    }
+  }
+}
+
 // The sums of one tile. Not inlined, so that the compiler gives each row count its own register
 // allocation; unrolled, or they would not stay in registers.
 template <class Kernel, int kRows, Fetch kFetch>
@@ -110,7 +132,14 @@ __attribute__((noinline)) void add_up(UnsignedVec (*to)[2], const uint32_t* star
     sum[r][0] = starts[r] - UnsignedVec{};
     sum[r][1] = sum[r][0];
   }
-  Kernel::template multiply<kRows, kFetch>(x, panel, ahead, groups, sum);
+  for (int64_t group = groups; group > 0; --group) {
+    fetch<kFetch>(panel, ahead, group);
+    ahead += fetched_bytes(kFetch);
+    Kernel::template add_group<kRows>(x, load_bytes(panel), load_bytes(panel + FUSEWIRE_VEC_BYTES),
+                                      sum);
+    x += kRows * kGroup;
+    panel += kPanelStep;
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     to[r][0] = sum[r][0];

@@ -37,6 +37,7 @@ struct QuantizedRows {
   Number* numbers;
   float* scales;     // [m]: 0 of a row of zeros, NaN of a row with an infinity or a NaN
   uint32_t* starts;  // [m]: of a row's sums (cpu/gemm_int8.h)
+  float* more;       // [m, more_a_row], for what else a product needs of its rows
 
   // The block that begins with this row.
   const Number* block(int64_t row) const { return numbers + row * groups_of(k) * kGroup; }
@@ -89,15 +90,17 @@ FUSEWIRE_INLINE void quantize_row(typename Order::Number* to, int64_t rows, floa
 
 // In scratch of the calling thread, of tiles of at most kMost rows.
 template <class Order, int kMost>
-QuantizedRows<Order> quantized(const GemmArguments& a) {
+QuantizedRows<Order> quantized(const GemmArguments& a, int64_t more_a_row = 0) {
   using Number = typename Order::Number;
   const size_t m = static_cast<size_t>(a.m);
   const size_t bytes = m * static_cast<size_t>(groups_of(a.k) * kGroup) * sizeof(Number);
   QuantizedRows<Order> to;
   to.k = a.k;
-  to.numbers = static_cast<Number*>(thread_buffer(bytes + m * (sizeof(float) + sizeof(uint32_t))));
+  const size_t row_bytes = sizeof(float) * static_cast<size_t>(1 + more_a_row) + sizeof(uint32_t);
+  to.numbers = static_cast<Number*>(thread_buffer(bytes + m * row_bytes));
   to.scales = reinterpret_cast<float*>(reinterpret_cast<char*>(to.numbers) + bytes);
   to.starts = reinterpret_cast<uint32_t*>(to.scales + m);
+  to.more = reinterpret_cast<float*>(to.starts + m);
   parallel_for(row_tasks_of(a.m), 1, [&](int64_t task, int64_t, int) {
     const RowTask rows = row_task(a.m, task);
     for_row_blocks<kMost>(rows.last - rows.first, [&](auto count, int64_t from) {

@@ -22,9 +22,9 @@ Stream memory_of(const Tensor& weight, const Stream& stream) {
 
 const GemmKernels& gemm_of(const Weight& weight, DType dtype, const Check& check,
                            const Stream& stream) {
-  check.require(weight.format != Format::kInt4,
-                "format: got int4, whose numbers come with their "
-                "scales, wanted another; use Linear.of_int4");
+  check.require(weight.format != Format::kInt4 && weight.format != Format::kW4A8, "format: got ",
+                name_of(weight.format),
+                ", whose numbers come with their scales, wanted another; use Linear.of_int4");
   const GemmKernels* gemm = kernels_for(stream.device, dtype).gemm(weight.format);
   check.require(gemm, "format: got ", name_of(weight.format), " of a ", name_of(dtype),
                 " weight, for which ", stream.device.text(),

@@ -19,7 +19,7 @@ bool power_of_two(int64_t n) {
 }  // namespace
 
 Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* zeros,
-                       const Tensor* bias, const Stream& stream) {
+                       const Tensor* bias, const Stream& stream, Format format) {
   const Stream source = codes.device.type == DeviceType::kCpu ? Stream{} : stream;
   Check check("Linear.of_int4", source);
   Dim out("out_features"), half("in_features / 2"), groups("groups");
@@ -42,16 +42,16 @@ Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* 
 
   Linear linear;
   Weight& weight = linear.weight_;
-  weight.format = Format::kInt4;
+  weight.format = format;
   weight.out_features = out.size;
   weight.in_features = in;
   weight.group = groups.size == 1 ? 0 : group;
   const CurrentDevice current(stream.device);
   // Numbers that are stored as they are given are packed alike for every dtype that has kernels.
   const DType computed = stream.device.type == DeviceType::kCpu ? DType::kFloat32 : DType::kFloat16;
-  const GemmKernels* gemm = kernels_for(stream.device, computed).gemm(Format::kInt4);
-  check.require(gemm, "format: got int4, for which ", stream.device.text(),
-                " has no kernels; dequantise the weight");
+  const GemmKernels* gemm = kernels_for(stream.device, computed).gemm(format);
+  check.require(gemm && gemm->int4_scales_bytes, "format: got ", name_of(format), " on ",
+                stream.device.text(), ", wanted one of 4 bits that it has kernels for");
   CachingAllocator& allocator = default_allocator(stream.device);
   const auto held = [&](size_t bytes) {
     linear.bytes_ += bytes;

@@ -165,7 +165,8 @@ class Weights:
         if len(parts) < len(stored) or len({part.scales.shape[1] for part in parts}) > 1:
             return None
         name = dense.names[0]
-        if not self._place.multiplies(name, (dense.outputs, dense.inputs), "int4"):
+        shape, stored_so = (dense.outputs, dense.inputs), self._place.int4_format
+        if not self._place.multiplies(name, shape, stored_so):
             return None
         nibbles, scales, zeros = (
             _regrouped(np.concatenate(each) if len(each) > 1 else each[0], dense)
