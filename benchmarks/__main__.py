@@ -27,6 +27,7 @@ BENCHMARKS = (
     "python_api",
     "gemm",
     "weight_formats",
+    "products_4_bits",
 )
 
 

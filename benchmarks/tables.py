@@ -11,6 +11,7 @@ from benchmarks import (
     chaos_report,
     generation_curves,
     overload_report,
+    products_4_bits_report,
     seq2seq_report,
     training_report,
     turbo_report,
@@ -199,4 +200,5 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "memory": _memory_table,
     "gemm": _gemm_table,
     weight_formats_report.BENCHMARK: _above(weight_formats_report.table),
+    products_4_bits_report.BENCHMARK: _above(products_4_bits_report.table),
 }

@@ -125,9 +125,15 @@ SECTIONS = (
     ),
     Section(
         "Weights in fewer bits",
-        "The same weights in bfloat16 and int8, computed in float32. "
-        "[Quantisation](quantization.md) says what it costs.",
-        (("cpu", "weight_formats"),),
+        "The same weights in bfloat16 and int8, computed in float32, and products with weights "
+        "that a folder has in 4 bits. [Quantisation](quantization.md) says what it costs.",
+        (("cpu", "weight_formats"), ("cpu", "products_4_bits")),
+        (),
+        {
+            "onnxruntime int4": "MatMulNBits of ONNX Runtime, accuracy level 1",
+            "onnxruntime w4a8": "the same, accuracy level 4",
+            "torch int4": "`_weight_int4pack_mm_for_cpu`, x in bfloat16",
+        },
     ),
     Section(
         "Through the server",
@@ -223,6 +229,7 @@ encoder` runs one of them. With a GPU:
 | attention forwards and backwards in training | `python -m benchmarks.gpu attention_training` |
 | steps of training by several GPUs | `python -m benchmarks.training_ddp` |
 | weights in fewer bits, beside others' | `python -m benchmarks.weight_formats`, `--device cuda` |
+| products with weights of 4 bits | `python -m benchmarks.products_4_bits` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \

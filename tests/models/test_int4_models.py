@@ -95,6 +95,20 @@ def test_a_head_may_be_stored_so_too(tmp_path, place):
     assert errors(packed, expected) <= INT4_VERSUS_DEQUANTISED * usual
 
 
+@pytest.mark.parametrize("name", ["gptq", "awq", "pack-channel"])
+def test_a_cpu_that_multiplies_in_int8_keeps_the_numbers(tmp_path, name):
+    """And rounds what they are multiplied by, as it does with weights that it rounds too."""
+    reference = written(tmp_path / "packed", FORMS[name])
+    reference.save_pretrained(tmp_path / "plain")
+    expected = transformers_logits(reference, SEQUENCES)
+    kept, rounded = Placement("cpu", quantize="int8"), Placement("cpu", quantize="int8")
+    packed = load_decoder(tmp_path / "packed", kept)
+    of_layers = {stored for each, stored in kept.formats.items() if each.startswith("layers.")}
+    assert of_layers == {"w4a8"}
+    assert kept.formats["lm_head"] == "int8"
+    assert errors(packed, expected) <= errors(load_decoder(tmp_path / "plain", rounded), expected)
+
+
 @ON_GPUS
 def test_greedy_generation_is_that_of_recorded_steps(tmp_path, place):
     written(tmp_path, gptq(group_size=32))
