@@ -142,6 +142,18 @@ def test_two_models_of_a_task_must_be_named(call: Call, server: FakeTriton) -> N
     assert call("embed", ["a"], options={"model": "mini"}).shape == (1, 2)
 
 
+@pytest.mark.parametrize("method", ["translate", "summarise"])
+def test_models_without_an_encoder_do_not_write_after_a_source(
+    call: Call, server: FakeTriton, method: str
+) -> None:
+    server.outputs["gpt2"] = ["text_output"]
+    with pytest.raises(NotFound, match=rf"gpt2 \(generate\).* wanted one that does '{method}'"):
+        call(method, "a")
+    server.outputs |= {name: ["text_output", "alignment"] for name in ("bart", "opus")}
+    with pytest.raises(InvalidArgument, match=rf"got 2 that do '{method}' \(bart, opus\)"):
+        call(method, "a")
+
+
 def test_no_model_of_a_task_lists_what_there_is(call: Call, server: FakeTriton) -> None:
     del server.outputs["squad"]
     with pytest.raises(NotFound, match="mini \\(embed\\)"):
