@@ -210,6 +210,7 @@ def test_an_answer_that_is_not_ours_is_a_server_error(
         ({"texts": ["a"], "pooling": "\ud800"}, "pooling: got a lone surrogate"),
         ({"texts": ["a"], "timeout_s": 0}, "timeout_s: got 0"),
         ({"texts": ["a"], "timeout_s": "3"}, "timeout_s: got '3', wanted a number"),
+        ({"texts": ["a"], "version": 1}, "version: got int, wanted str"),
     ],
 )
 def test_what_cannot_be_right_is_refused_here(
@@ -218,3 +219,26 @@ def test_what_cannot_be_right_is_refused_here(
     with pytest.raises(InvalidArgument, match=message):
         call("embed", model="mini", **arguments)
     assert not server.seen
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        (5, "audio: got int, wanted a file of sound"),
+        (None, "audio: got None, wanted a file of sound"),
+        ({"file": "a.wav"}, "audio: got dict, wanted a file of sound"),
+        ([b"RIFF", 5], r"audio\[1\]: got int, wanted a file of sound"),
+        ("a\0b", "audio: got 'embedded null byte' for a\0b, wanted a file"),
+    ],
+)
+def test_what_is_no_sound_is_refused_here(
+    call: Call, server: FakeTriton, audio: object, message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        call("transcribe", audio, model="whisper")
+    assert not server.seen
+
+
+def test_a_model_is_named_by_a_text(call: Call) -> None:
+    with pytest.raises(InvalidArgument, match="model: got int, wanted str"):
+        call("embed", ["a"], model=5)
