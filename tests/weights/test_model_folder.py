@@ -175,6 +175,19 @@ def test_a_folder_without_weights_and_no_folder_are_told_apart(folder):
         open_folder(folder / "file")
 
 
+def test_a_folder_of_model_folders_is_told_as_such(folder):
+    for name in "dbac":
+        (folder / name).mkdir()
+        (folder / name / "config.json").touch()
+        (folder / name / "model.safetensors").touch()
+    wanted = r"^model: got a folder of model folders \(a, b, c, …\), .*give one of these$"
+    with pytest.raises(CheckpointError, match=wanted):
+        Checkpoint.open(folder)
+    (folder / "modules.json").touch()  # of sentence-transformers, whose parts have folders
+    with pytest.raises(CheckpointError, match=r"^model: got a/model\.safetensors"):
+        Checkpoint.open(folder)
+
+
 def test_json_is_read_carefully(folder):
     assert read_json(folder, "config.json") is None
     for text in ("[1]", "{", '{"a":' * 100_000, "\xff"):

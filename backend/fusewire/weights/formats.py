@@ -54,6 +54,8 @@ _FORMATS = (
     ),
     (("*.safetensors",), "not the name of a whole model's weights", f"save it again: {_RESAVE}"),
 )
+# A folder with one of these is a model, if not a whole one, of which subfolders are parts.
+_OF_A_MODEL = {CONFIG, "modules.json", "model_index.json"}
 
 
 def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
@@ -65,6 +67,10 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
         return CheckpointError(
             f"{source}: got an empty folder, {_WANTED}; give a Hugging Face model folder"
         )
+    if inside := _models_in({*names}):
+        shown = ", ".join(inside[:3]) + (", …" if inside[3:] else "")
+        got = f"a folder of model folders ({shown})"
+        return CheckpointError(f"{source}: got {got}, {_WANTED}; give one of these")
     if not {WEIGHTS, INDEX} & {*names}:
         for patterns, what, remedy in _FORMATS:
             found = sorted(name for name in names for each in patterns if fnmatch(name, each))
@@ -74,3 +80,15 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
     return CheckpointError(
         f"{source}: no {lacking} in the folder; give a Hugging Face model folder"
     )
+
+
+def _models_in(names: set[str]) -> list[str]:
+    """The subfolders that hold whole models, of a folder that is none."""
+    if _OF_A_MODEL & names:
+        return []
+    folders = sorted({name.rpartition("/")[0] for name in names} - {""})
+    return [
+        each
+        for each in folders
+        if f"{each}/{CONFIG}" in names and {f"{each}/{WEIGHTS}", f"{each}/{INDEX}"} & names
+    ]
