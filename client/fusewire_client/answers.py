@@ -175,6 +175,12 @@ class ModelInfo:
             return "transcribe"
         return tasks[0] if len(tasks) == 1 else None
 
+    def does(self, task: str) -> bool:
+        """Whether it does the task. Those that write after a source align it with their text."""
+        if task in ("translate", "summarise"):
+            return self.task == "generate" and "alignment" in self.outputs
+        return self.task == task
+
 
 @dataclass(frozen=True)
 class ModelStatistics:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .errors import InvalidArgument, type_name
+
 Parameter = str | int | float | bool
 
 
@@ -25,6 +27,9 @@ class Infer:
     timeout_s: float | None = None
     decoupled: bool = False
 
+    def __post_init__(self) -> None:
+        _check_names(self.model, self.version)
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -37,6 +42,16 @@ class Ask:
     model: str = ""
     version: str = ""
     timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_names(self.model, self.version)
+
+
+def _check_names(model: object, version: object) -> None:
+    """InvalidArgument where one is no text, of which protobuf would say less."""
+    for name, value in (("model", model), ("version", version)):
+        if not isinstance(value, str):
+            raise InvalidArgument(f"{name}: got {type_name(value)}, wanted str; write it as a text")
 
 
 Call = Infer | Ask

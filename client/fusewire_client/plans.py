@@ -119,7 +119,7 @@ def model_for(
 def _find(settings: Settings, task: str, timeout_s: float | None, given: str) -> Plan[str]:
     if (task, given) not in settings.found:
         loaded = yield from models(settings, timeout_s=timeout_s)
-        fitting = [m.name for m in loaded if m.task == task and given in ("", *m.inputs)]
+        fitting = [m.name for m in loaded if m.does(task) and given in ("", *m.inputs)]
         if not fitting:
             there = ", ".join(f"{m.name} ({m.task or 'other'})" for m in loaded) or "none"
             takes = f" of {given}" if given in ("image", "pixel_values") else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from .calls import Plan
 from .generation import generate
-from .plans import Settings
+from .plans import Settings, model_for
 
 
 def translate(
@@ -32,7 +32,7 @@ def translate(
         details: As for `generate`.
         stream: As for `generate`, of one text.
         max_new_tokens: Maximum number of tokens of each translation. Default: the model's.
-        model: Its name; default: the server's only model that generates.
+        model: Its name; default: the server's only encoder-decoder model.
         version: Of the model; default: the server's choice.
         timeout_s: Of this call, or of each text of a list; default: the client's.
         **parameters: Further parameters of generation, checked by the server.
@@ -43,6 +43,7 @@ def translate(
     Raises:
         ClientError: With the server's message.
     """
+    named = yield from model_for(settings, model, "translate", timeout_s)
     return (
         yield from generate(
             settings,
@@ -50,7 +51,7 @@ def translate(
             details=details,
             stream=stream,
             max_new_tokens=max_new_tokens,
-            model=model,
+            model=named,
             version=version,
             timeout_s=timeout_s,
             **parameters,
@@ -58,7 +59,16 @@ def translate(
     )
 
 
-def summarise(settings: Settings, /, texts: str | Sequence[str], **given: Any) -> Plan[Any]:
+def summarise(
+    settings: Settings,
+    /,
+    texts: str | Sequence[str],
+    *,
+    model: str | None = None,
+    timeout_s: float | None = None,
+    **given: Any,
+) -> Plan[Any]:
     """Summarises a text, or each of several, with an encoder-decoder model. Arguments, results and
     errors are those of `translate`."""
-    return (yield from translate(settings, texts, **given))
+    named = yield from model_for(settings, model, "summarise", timeout_s)
+    return (yield from translate(settings, texts, model=named, timeout_s=timeout_s, **given))

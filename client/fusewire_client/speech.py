@@ -59,7 +59,7 @@ def transcribe(
     Raises:
         ClientError: With the server's message.
     """
-    several = not (isinstance(audio, (*_ONE, np.ndarray)) or hasattr(audio, "read"))
+    several = isinstance(audio, Sequence) and not isinstance(audio, _ONE)
     sounds: Sequence[Any] = audio if several else [audio]  # type: ignore[assignment]
     inputs = [
         _input(sound, f"audio[{i}]" if several else "audio") for i, sound in enumerate(sounds)
@@ -72,7 +72,7 @@ def transcribe(
     return (yield from generated(settings, inputs, several, asked._replace(sound=True)))
 
 
-_ONE = (bytes, bytearray, str, Path)
+_ONE = (bytes, bytearray, str)
 
 
 def _input(sound: object, name: str) -> Arrays:
@@ -86,8 +86,8 @@ def _input(sound: object, name: str) -> Arrays:
     if isinstance(sound, (str, Path)):
         try:
             data = Path(sound).read_bytes()
-        except OSError as error:
-            got = f"{error.strerror or error}"
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+            got = f"{getattr(error, 'strerror', None) or error}"
             raise InvalidArgument(f"{name}: got '{got}' for {sound}, wanted a file") from None
     elif hasattr(sound, "read"):  # open
         data = sound.read()

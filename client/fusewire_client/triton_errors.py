@@ -58,6 +58,7 @@ _WANTED_BY_INPUT = {
 }
 _WANTED_BY_OUTPUT = {
     **{output: f"one that does {task!r}" for output, task in TASK_OF_OUTPUT.items()},
+    "alignment": "an encoder-decoder model",
     "cumulative_logprob": _GENERATES,
     "finish_reason": _GENERATES,
     "label": "one that does 'classify'",

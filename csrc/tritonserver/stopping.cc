@@ -23,6 +23,8 @@ using Error = TRITONSERVER_Error;
 extern "C" {
 Error* TRITONSERVER_ServerIsReady(TRITONSERVER_Server*, bool*);
 Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server*, const char*, int64_t, bool*);
+Error* TRITONSERVER_ServerModelTransactionProperties(TRITONSERVER_Server*, const char*, int64_t,
+                                                     uint32_t*, void**);
 Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server*, TRITONSERVER_InferenceRequest*,
                                      TRITONSERVER_InferenceTrace*);
 }
@@ -90,6 +92,17 @@ EXPORTED Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server, con
   Error* const failed = REAL(TRITONSERVER_ServerModelIsReady)(server, model, version, ready);
   if (failed == nullptr && stage != 0) *ready = false;
   return failed;
+}
+
+// The endpoints' first question of a request's model, which is gone when it was unloaded: the
+// request would be told that there is no such model.
+EXPORTED Error* TRITONSERVER_ServerModelTransactionProperties(TRITONSERVER_Server* server,
+                                                              const char* model, int64_t version,
+                                                              uint32_t* flags, void** more) {
+  if (stopping::is_closed() && of_the_program(__builtin_return_address(0))) {
+    return stopping::error();
+  }
+  return REAL(TRITONSERVER_ServerModelTransactionProperties)(server, model, version, flags, more);
 }
 
 EXPORTED Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* server,

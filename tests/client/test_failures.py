@@ -216,6 +216,10 @@ def test_restricted_is_not_unavailable() -> None:
             "another with model=…",
         ),
         (
+            "unexpected inference output 'alignment' for model 'gpt2'",
+            "model: got gpt2, wanted an encoder-decoder model; name another with model=…",
+        ),
+        (
             "unexpected inference output 'language' for model 'gpt2'",
             "model: got gpt2, wanted one that does 'transcribe'; name another with model=…",
         ),

@@ -142,6 +142,18 @@ def test_two_models_of_a_task_must_be_named(call: Call, server: FakeTriton) -> N
     assert call("embed", ["a"], options={"model": "mini"}).shape == (1, 2)
 
 
+@pytest.mark.parametrize("method", ["translate", "summarise"])
+def test_models_without_an_encoder_do_not_write_after_a_source(
+    call: Call, server: FakeTriton, method: str
+) -> None:
+    server.outputs["gpt2"] = ["text_output"]
+    with pytest.raises(NotFound, match=rf"gpt2 \(generate\).* wanted one that does '{method}'"):
+        call(method, "a")
+    server.outputs |= {name: ["text_output", "alignment"] for name in ("bart", "opus")}
+    with pytest.raises(InvalidArgument, match=rf"got 2 that do '{method}' \(bart, opus\)"):
+        call(method, "a")
+
+
 def test_no_model_of_a_task_lists_what_there_is(call: Call, server: FakeTriton) -> None:
     del server.outputs["squad"]
     with pytest.raises(NotFound, match="mini \\(embed\\)"):
@@ -198,6 +210,7 @@ def test_an_answer_that_is_not_ours_is_a_server_error(
         ({"texts": ["a"], "pooling": "\ud800"}, "pooling: got a lone surrogate"),
         ({"texts": ["a"], "timeout_s": 0}, "timeout_s: got 0"),
         ({"texts": ["a"], "timeout_s": "3"}, "timeout_s: got '3', wanted a number"),
+        ({"texts": ["a"], "version": 1}, "version: got int, wanted str"),
     ],
 )
 def test_what_cannot_be_right_is_refused_here(
@@ -206,3 +219,26 @@ def test_what_cannot_be_right_is_refused_here(
     with pytest.raises(InvalidArgument, match=message):
         call("embed", model="mini", **arguments)
     assert not server.seen
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        (5, "audio: got int, wanted a file of sound"),
+        (None, "audio: got None, wanted a file of sound"),
+        ({"file": "a.wav"}, "audio: got dict, wanted a file of sound"),
+        ([b"RIFF", 5], r"audio\[1\]: got int, wanted a file of sound"),
+        ("a\0b", "audio: got 'embedded null byte' for a\0b, wanted a file"),
+    ],
+)
+def test_what_is_no_sound_is_refused_here(
+    call: Call, server: FakeTriton, audio: object, message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        call("transcribe", audio, model="whisper")
+    assert not server.seen
+
+
+def test_a_model_is_named_by_a_text(call: Call) -> None:
+    with pytest.raises(InvalidArgument, match="model: got int, wanted str"):
+        call("embed", ["a"], model=5)

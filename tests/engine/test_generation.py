@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from fusewire import kernels
 from fusewire.engine.continuation import Continuation
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
@@ -248,7 +247,8 @@ def test_a_cache_too_small_for_one_sequence_is_refused(tmp_path):
 
 def test_more_memory_for_the_cache_than_there_is_is_refused_in_words(tmp_path):
     settings = GenerationSettings(kv_cache_mib=99_999_999)
-    with pytest.raises(kernels.Error, match=r"out of memory on cpu: got .* for 'kv_cache'"):
+    words = r"^kv_cache_mib: got 99999\d+, .*out of memory on cpu: got .*; lower it, or "
+    with pytest.raises(ConfigurationError, match=words):
         GenerationEngine(tiny_folder(tmp_path), settings=settings)
 
 

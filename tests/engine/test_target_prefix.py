@@ -124,7 +124,7 @@ def test_a_forced_beginning_is_forced_behind_the_start_alone(model):
         ({"decoder_input_ids": [VOCABULARY]}, r"decoder_input_ids: got id 131, wanted ids 0\.\."),
         ({"decoder_input_ids": [-1]}, "decoder_input_ids: got id -1"),
         ({"decoder_input_ids": [5.5]}, "decoder_input_ids: got"),
-        ({"target_prefix": 5}, "target_prefix: got 5, wanted strings"),
+        ({"target_prefix": 5}, "target_prefix: got 5, wanted a string;"),
         (
             {"target_prefix": "a", "decoder_input_ids": [5]},
             "target_prefix: got a, wanted null beside decoder_input_ids",

@@ -172,3 +172,22 @@ def test_what_is_not_finished_in_time_ends_with_an_error(repository: Path) -> No
             assert STOPPING in each.result(60)[1]
         for each in others:
             assert each.result(60)[1].startswith("503")
+
+
+def test_it_says_that_it_stops_while_its_models_are_unloaded(repository: Path) -> None:
+    with running(repository, 60) as (server, asker):
+        assert asker.ask("embed", ids([5, 6, 7]))  # over a connection that stays
+        pid = frozen(server, "write")  # which keeps it from being unloaded
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        try:
+            until(lambda: "embed" not in {stub.model for stub in server.process.stubs()}, 30)
+            for model in ("embed", "write"):
+                with pytest.raises(InferenceServerException, match=f"UNAVAILABLE.*{STOPPING}"):
+                    asker.ask(model, ids([5, 6, 7]))
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # tritonserver ends it
+                os.kill(pid, signal.SIGCONT)
+            asker.client.close()
+        stopping.join(60)
+        assert not stopping.is_alive()

@@ -420,6 +420,20 @@ def test_check_states_quality_on_texts(
     assert "measured, as no bound was given" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--dtype=int8", "Invalid value for '--dtype': 'int8' is not one of 'auto', 'float32', "),
+        ("--quantize=x", "Invalid value for '--quantize': 'x' is not one of 'none', 'int8', "),
+    ],
+)
+def test_a_word_that_a_flag_does_not_take_is_told_with_those_that_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, words: str
+) -> None:
+    assert run(monkeypatch, "serve", "folder", flag) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_check_states_quality_on_pairs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -14,7 +14,8 @@ from fusewire.serving.folder_probe import probe
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
 
-from tests.engine.generating import tiny_folder
+from tests.engine.generating import byte_tokenizer, tiny_folder
+from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.reference import edit_config, tiny_checkpoint
 
 
@@ -26,15 +27,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_entry_states_the_contract_and_is_decoupled(folder: Path, tmp_path: Path) -> None:
     entry = repository.import_folder(folder, tmp_path, name="g")
     config = model_config.read(entry / "config.pbtxt")
-    inputs, outputs = contract(GENERATE)
+    inputs, outputs = contract(GENERATE, decoder=True)
     assert [each.name for each in config.input] == [each.name for each in inputs]
     assert [each.name for each in config.output] == [each.name for each in outputs]
     assert all(each.optional and not each.allow_ragged_batch for each in config.input)
     assert {f"return_{name}" for name in RETURNED} < {each.name for each in inputs}
-    assert set(RETURNED) < {each.name for each in outputs}
+    assert {each.name for each in outputs} == {"text_output", *RETURNED} - {"alignment"}
     assert config.model_transaction_policy.decoupled
     assert config.max_batch_size == 0
     assert not config.HasField("dynamic_batching")
+
+
+def test_the_entry_of_a_model_with_an_encoder_says_that_it_aligns(tmp_path: Path) -> None:
+    (folder := tmp_path / "bart").mkdir()
+    tiny_seq2seq(folder, "bart")
+    byte_tokenizer(folder)
+    config = model_config.read(
+        repository.import_folder(folder, tmp_path / "root", name="b") / "config.pbtxt"
+    )
+    assert [each.name for each in config.output] == [each.name for each in contract(GENERATE)[1]]
+    assert "alignment" in {each.name for each in config.output}
 
 
 def test_settings_come_back_as_they_were_given(folder: Path, tmp_path: Path) -> None:

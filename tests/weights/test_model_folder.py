@@ -175,15 +175,16 @@ def test_a_folder_without_weights_and_no_folder_are_told_apart(folder):
         open_folder(folder / "file")
 
 
-def test_a_folder_of_models_names_them(folder):
-    for number in range(7):
-        (folder / f"model-{number}").mkdir()
-        (folder / f"model-{number}" / "config.json").touch()
-        (folder / f"model-{number}" / "model.safetensors").touch()
-    (folder / "tokenizers").mkdir()
-    (folder / "tokenizers" / "config.json").touch()
-    named = r"with 7 models inside \(model-0, .*model-4, \.\.\.\), wanted a model's own folder"
-    with pytest.raises(CheckpointError, match=named):
+def test_a_folder_of_model_folders_is_told_as_such(folder):
+    for name in "dbac":
+        (folder / name).mkdir()
+        (folder / name / "config.json").touch()
+        (folder / name / "model.safetensors").touch()
+    wanted = r"^model: got a folder of model folders \(a, b, c, …\), .*give one of these$"
+    with pytest.raises(CheckpointError, match=wanted):
+        Checkpoint.open(folder)
+    (folder / "modules.json").touch()  # of sentence-transformers, whose parts have folders
+    with pytest.raises(CheckpointError, match=r"^model: got a/model\.safetensors"):
         Checkpoint.open(folder)
 
 

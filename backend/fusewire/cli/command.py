@@ -14,6 +14,14 @@ PASSED_ON = "passed_on"  # in the context's `meta`: the arguments after `--`
 class Command(TyperCommand):
     """Sections come from the options' `rich_help_panel`; `-h` is `--help`."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            # pydantic reads the values, and puts its kind of error in front of typer's words.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):

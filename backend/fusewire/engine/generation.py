@@ -26,7 +26,7 @@ from fusewire.engine.deltas import Deltas
 from fusewire.engine.engine_counts import EngineCounts
 from fusewire.engine.generation_folder import check_beams, defaults_of, load_model, speech_of
 from fusewire.engine.generation_loop import GenerationLoop
-from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
+from fusewire.engine.generation_memory import PAGE_SIZE, cache_for, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.generation_thread import GenerationThread
@@ -83,8 +83,7 @@ class GenerationEngine:
         pages = self._pages()
         times_words = self.speech is not None and self.speech.alignment_heads
         spare = -(-self.limits.max_length // PAGE_SIZE) if times_words else 0
-        # Its error says if there is too little.
-        self._memory = memory = self.model.new_cache(pages + spare, PAGE_SIZE)
+        self._memory = memory = cache_for(self.model, pages + spare)
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences

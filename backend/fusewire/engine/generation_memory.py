@@ -14,6 +14,7 @@ from fusewire.models.speech_model import SpeechModel
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
+    from fusewire.models.decoder_cache import DecoderCache
 
 PAGE_SIZE = 16  # positions; a sequence's last page is half empty on average
 # Generated tokens of one request, over its continuations, in sequences of full length: a request
@@ -96,3 +97,16 @@ def pages_for(model: DecoderModel, settings: GenerationSettings, limits: Generat
             f"{' and its source' if limits.source else ''}; raise it, or lower max_length"
         )
     return pages
+
+
+def cache_for(model: DecoderModel, pages: int) -> DecoderCache:
+    """Keys and values of so many pages; ConfigurationError where there is no memory for them."""
+    try:
+        return model.new_cache(pages, PAGE_SIZE)
+    except kernels.OutOfMemory as error:
+        mib = -(-pages * PAGE_SIZE * model.bytes_per_token >> 20)
+        reason = str(error).partition("; raise the cap")[0]
+        raise ConfigurationError(
+            f"kv_cache_mib: got {mib}, wanted what there is room for ({reason}); lower it, or "
+            "max_sequences or max_length, of which it is the default"
+        ) from None

@@ -43,6 +43,12 @@ _WANTED = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
 }
+# Of a parameter that is one string, where the words above are of those in a list.
+_WANTED_OF_ONE = {
+    "string_type": "a string",
+    "string_too_short": "a string that is not empty",
+    "string_too_long": "a string of at most {max_length} characters",
+}
 
 
 def canonical(name: str) -> str:
@@ -106,8 +112,9 @@ def refusal(
     if first["type"] == "extra_forbidden":
         wanted = f"one of the parameters of generation ({', '.join(known)})"
         return InvalidInput(name, repr(first["input"])[:80], wanted, "remove it")
-    if first["type"] in _WANTED:
-        wanted = _WANTED[first["type"]].format(**first.get("ctx", {}))
+    words = _WANTED | _WANTED_OF_ONE if len(first["loc"]) == 1 else _WANTED
+    if first["type"] in words:
+        wanted = words[first["type"]].format(**first.get("ctx", {}))
     else:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     # Of a list that is too long its length says more than its beginning.

@@ -32,11 +32,12 @@ def model_config(
     probe: Sequence[ProbeTensor],
     *,
     images: bool = False,
+    decoder: bool = False,
 ) -> Any:
     """The ModelConfig message of a model. `probe` becomes the warm-up request. `images`: of a
-    folder of images."""
+    folder of images. `decoder`: of one that has no encoder."""
     generates = settings.task in GENERATING
-    inputs, outputs = contract(settings.task, images=images)
+    inputs, outputs = contract(settings.task, images=images, decoder=decoder)
     config = model_config_pb2.ModelConfig(
         name=name,
         backend=BACKEND,

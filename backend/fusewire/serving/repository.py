@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.models import check_folder, read_config, reads_images, tasks_of
+from fusewire.models import check_folder, model_kind, read_config, reads_images, tasks_of
 from fusewire.precision import Precision, check_kv_cache_dtype
 from fusewire.serving import model_config
 from fusewire.serving.config import (
@@ -138,10 +138,11 @@ def import_folder(
             warmup.mkdir(exist_ok=True)
             for tensor in question:
                 (warmup / tensor.name).write_bytes(tensor.raw())
-        model_config.write(
-            model_config.model_config(name, checked, deployment, question, images=images),
-            entry / CONFIG,
+        decoder = model_kind(config) == "decoder"
+        message = model_config.model_config(
+            name, checked, deployment, question, images=images, decoder=decoder
         )
+        model_config.write(message, entry / CONFIG)
     return entry
 
 

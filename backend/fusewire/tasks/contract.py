@@ -145,13 +145,17 @@ TASKS = (*dict.fromkeys([*ENCODER_TASKS, *IMAGE_TASKS]), *GENERATING)
 Contract = tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]
 
 
-def contract(task: str, *, images: bool = False) -> Contract:
+def contract(task: str, *, images: bool = False, decoder: bool = False) -> Contract:
     """(inputs, outputs) of a task, of a folder of texts or of one of images; an unknown task is a
-    ConfigurationError."""
+    ConfigurationError.
+
+    A `decoder` has no alignment, by which clients tell it from an encoder-decoder model; it takes
+    the inputs of both, to refuse in its own words what it has no use for.
+    """
     if task == TRANSCRIBE:
         return _TRANSCRIBE_INPUTS, _TRANSCRIBE_OUTPUTS
     if task in GENERATING:
-        return _GENERATE_INPUTS, _GENERATE_OUTPUTS
+        return _GENERATE_INPUTS, _GENERATE_OUTPUTS[:-1] if decoder else _GENERATE_OUTPUTS
     if task not in TASKS:
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(TASKS)}; "

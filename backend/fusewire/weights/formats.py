@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatch
 
-from fusewire.errors import CheckpointError, counted
+from fusewire.errors import CheckpointError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -13,7 +13,6 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 
 _WANTED = f"wanted {CONFIG} with {WEIGHTS} or {INDEX}"
-_NAMED = 5  # models of a folder that an error names
 _RESAVE = (
     "transformers.CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), where config.json "
     "names CLASS in `architectures`, and copy the tokenizer's files"
@@ -55,6 +54,8 @@ _FORMATS = (
     ),
     (("*.safetensors",), "not the name of a whole model's weights", f"save it again: {_RESAVE}"),
 )
+# A folder with one of these is a model, if not a whole one, of which subfolders are parts.
+_OF_A_MODEL = {CONFIG, "modules.json", "model_index.json"}
 
 
 def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
@@ -66,13 +67,10 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
         return CheckpointError(
             f"{source}: got an empty folder, {_WANTED}; give a Hugging Face model folder"
         )
-    models = _models_inside(names)
-    if models:
-        listed = ", ".join(models[:_NAMED]) + (", ..." if len(models) > _NAMED else "")
-        return CheckpointError(
-            f"{source}: got a folder with {counted(len(models), 'models')} inside ({listed}), "
-            "wanted a model's own folder; give the folder of one"
-        )
+    if inside := _models_in({*names}):
+        shown = ", ".join(inside[:3]) + (", …" if inside[3:] else "")
+        got = f"a folder of model folders ({shown})"
+        return CheckpointError(f"{source}: got {got}, {_WANTED}; give one of these")
     if not {WEIGHTS, INDEX} & {*names}:
         for patterns, what, remedy in _FORMATS:
             found = sorted(name for name in names for each in patterns if fnmatch(name, each))
@@ -84,11 +82,13 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
     )
 
 
-def _models_inside(names: Collection[str]) -> list[str]:
-    """Subfolders that hold a model each, of a folder that holds none itself."""
-    if CONFIG in names:
+def _models_in(names: set[str]) -> list[str]:
+    """The subfolders that hold whole models, of a folder that is none."""
+    if _OF_A_MODEL & names:
         return []
-    folders = {name.rpartition("/")[0] for name in names if name.endswith(f"/{CONFIG}")}
-    return sorted(
-        folder for folder in folders if {f"{folder}/{WEIGHTS}", f"{folder}/{INDEX}"} & {*names}
-    )
+    folders = sorted({name.rpartition("/")[0] for name in names} - {""})
+    return [
+        each
+        for each in folders
+        if f"{each}/{CONFIG}" in names and {f"{each}/{WEIGHTS}", f"{each}/{INDEX}"} & names
+    ]

@@ -35,4 +35,5 @@ def reason_in_words(reason: str) -> str:
             "for which there is no memory (dmesg tells); give it more, or import the model with "
             "--quantize or a smaller --dtype"
         )
-    return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
+    words = words.split("\n\nAt:")[0].strip().removesuffix(";")  # which ends each version's words
+    return words or "the server gives no reason; see --log-level info"
