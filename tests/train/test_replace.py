@@ -15,11 +15,19 @@ from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Uns
 from fusewire.models import load_decoder
 from fusewire.train.flat import FlatParameters
 from fusewire.train.packed import Packed
-from transformers import DataCollatorWithFlattening
+from transformers import DataCollatorWithFlattening, RobertaForCausalLM
 
 from tests.models.paged_texts import greedy
 from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
-from tests.train.tiny_models import CONFIGS, SEQ2SEQ_MODELS, both, eager, loss_of, ragged
+from tests.train.tiny_models import (
+    CONFIGS,
+    SEQ2SEQ_MODELS,
+    both,
+    config_of,
+    eager,
+    loss_of,
+    ragged,
+)
 
 TEXTS = [name for name in CONFIGS if "Image" not in name and name not in SEQ2SEQ_MODELS]
 DECODERS = [name for name in CONFIGS if name.endswith(("CausalLM", "LMHeadModel"))]
@@ -55,6 +63,14 @@ def test_loss_and_gradients_are_those_of_transformers(name: str) -> None:
     theirs, ours = both(name)
     batch = ragged(name, (11, 11)) if name.endswith("QuestionAnswering") else ragged(name)
     assert list(dict(ours.named_parameters())) == list(dict(theirs.named_parameters()))
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+def test_a_head_that_predicts_the_next_token_of_an_encoder() -> None:
+    torch.manual_seed(1)
+    theirs = RobertaForCausalLM(config_of("RobertaForMaskedLM")).train()
+    ours = train.replace(copy.deepcopy(theirs))
+    batch = ragged("RobertaForMaskedLM")
     expect_equal(gradients(ours, batch), gradients(theirs, batch))
 
 
@@ -465,11 +481,13 @@ class TestRefusals:
         ):
             ours(**batch, **argument)
 
-    def test_keys_and_values_of_earlier_tokens(self) -> None:
+    # As transformers name them before 5.24, and from it on.
+    @pytest.mark.parametrize("argument", ["past_key_values", "cache"])
+    def test_keys_and_values_of_earlier_tokens(self, argument: str) -> None:
         _, ours = both("GPT2LMHeadModel")
-        cache = ((torch.zeros(4, 4, 1, 8),) * 2,) * 3
-        with pytest.raises(Unsupported, match=r"past_key_values.*use_cache=False"):
-            ours(**ragged("GPT2LMHeadModel"), past_key_values=cache)
+        earlier = {argument: ((torch.zeros(4, 4, 1, 8),) * 2,) * 3}
+        with pytest.raises(Unsupported, match=rf"{argument}.*use_cache=False"):
+            ours.base_model(input_ids=ragged("GPT2LMHeadModel")["input_ids"], **earlier)
 
     def test_a_row_without_tokens(self) -> None:
         _, ours = both("BertModel")

@@ -13,6 +13,9 @@ from fusewire.train.packed import FLATTENING
 # Of the loss, which heads compute: generate() hands the labels of a batch to encoders.
 _NOT_OURS = ("labels", "num_items_in_batch")
 
+# What generate() hands on of earlier tokens, in transformers of any version.
+_EARLIER_TOKENS = ("past_key_values", "cache")
+
 
 def refuse(model: Any, **arguments: Any) -> None:
     """Raises Unsupported that names an argument with a value other than None or False: nothing that
@@ -31,7 +34,7 @@ def refuse(model: Any, **arguments: Any) -> None:
                 str(value) if isinstance(value, bool | int | str) else f"a {type(value).__name__}",
                 "none, as a model that fusewire.train.replace changed has it",
                 "pass use_cache=False to generate()"
-                if name == "past_key_values"
+                if name in _EARLIER_TOKENS
                 else "call it on a model of transformers that was not replaced",
             )
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPoolingAndCrossAttentions,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.utils.generic import can_return_tuple
 
 from fusewire.errors import InvalidInput
@@ -25,7 +22,7 @@ def forward(
     position_ids: torch.Tensor | None = None,
     inputs_embeds: torch.Tensor | None = None,
     **kwargs: Any,
-) -> BaseModelOutput | BaseModelOutputWithPoolingAndCrossAttentions:
+) -> BaseModelOutputWithPoolingAndCrossAttentions:
     """As the base model of transformers: ids or embeddings [batch, length, ...] and a mask, or one
     row of several sequences (`packed`)."""
     refuse(self, **kwargs)
@@ -55,10 +52,8 @@ def forward(
         x = self.embeddings_project(x)
     layers = self.encoder.layer if hasattr(self, "encoder") else self.transformer.layer
     hidden = tokens.unpack(self.fusewire(x[0], tokens, None, layers))
-    if pooler is None:
-        return BaseModelOutput(last_hidden_state=hidden)
     return BaseModelOutputWithPoolingAndCrossAttentions(
-        last_hidden_state=hidden, pooler_output=pooler(hidden)
+        last_hidden_state=hidden, pooler_output=None if pooler is None else pooler(hidden)
     )
 
 
