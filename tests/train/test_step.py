@@ -273,12 +273,31 @@ def test_a_replay_is_bit_equal_to_the_step_that_it_records(name: str) -> None:
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
+def test_a_head_that_replace_did_not_see_trains_alone() -> None:
+    class Headed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.head = train.replace(eager("BertModel")), torch.nn.Linear(32, 1)
+
+    model = Headed().train()
+    before = copy.deepcopy(model)
+
+    def loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        return model.head(model.base(**batch).pooler_output).square().mean()
+
+    train.Step(model, train.Adam(model.head.parameters()), loss=loss)(ragged("BertModel"))
+    assert not torch.equal(model.head.weight, before.head.weight)
+    assert torch.equal(weights(model.base), weights(before.base))
+
+
 def test_what_it_cannot_do_is_refused() -> None:
     model, optimizer = prepare("BertForSequenceClassification", "cpu")
     with pytest.raises(ConfigurationError, match="wanted one that fusewire"):
         train.Step(torch.nn.Linear(2, 2), optimizer)
     with pytest.raises(ConfigurationError, match="optimizer: got AdamW, wanted"):
         train.Step(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(ConfigurationError, match="optimizer: got parameters of another model"):
+        train.Step(model, prepare("BertForSequenceClassification", "cpu")[1])
     step, batch = train.Step(model, optimizer), ragged("BertForSequenceClassification", seed=1)
     with pytest.raises(InvalidInput, match="input_ids: got none"):
         step({})
@@ -291,6 +310,12 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidInput, match="batches: got none"):
         step([])
     unlabelled = {name: value for name, value in batch.items() if name != "labels"}
+    for given in (unlabelled, [unlabelled]):
+        with pytest.raises(InvalidInput, match=r"loss: got NoneType, .* give the batch its labels"):
+            step(given)
+    rows = train.Step(model, optimizer, loss=lambda model, batch: model(**batch).logits)
+    with pytest.raises(InvalidInput, match=r"loss: got Tensor of shape \[4, 3\], wanted a tensor"):
+        rows(batch)
     with pytest.raises(InvalidInput, match="labels: got none, wanted some, by whose number"):
         step([unlabelled, unlabelled])
     with pytest.raises(InvalidInput, match="labels: got none but -100"):

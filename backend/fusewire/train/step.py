@@ -66,8 +66,9 @@ class Step:
     grows and is halved as torch does it, is on the device. `.grad` is None after a step.
 
     On the CPU each step is computed as it is. Raises ConfigurationError for a model that was not
-    replaced and another optimizer, Unsupported for flattened batches, InvalidInput for a batch
-    without input_ids or without targets, and for a list that is empty or has no labels.
+    replaced, another optimizer and one of another model, Unsupported for flattened batches,
+    InvalidInput for a batch without input_ids, targets or a loss (for want of labels), and for a
+    list that is empty or has no labels.
     """
 
     def __init__(
@@ -94,6 +95,11 @@ class Step:
         laid_out = {id(flat.parameter(name)) for flat in self._flats for name in flat.names}
         given = [p for group in optimizer.param_groups for p in group["params"]]
         self._others = [p for p in given if id(p) not in laid_out]
+        if {id(p) for p in model.parameters()}.isdisjoint(map(id, given)):
+            raise ConfigurationError(
+                "optimizer: got parameters of another model alone, wanted those of this "
+                f"{type(model).__name__}; make it of model.parameters()"
+            )
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
         self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self._loss = loss or (lambda model, batch: model(**batch).loss)
@@ -266,7 +272,16 @@ class Step:
 
     def _forward(self, inputs: BucketInputs) -> torch.Tensor:
         with prepared(inputs.packed), self._autocast():
-            return self._loss(self._model, inputs.batch)
+            loss = self._loss(self._model, inputs.batch)
+        if not isinstance(loss, torch.Tensor) or loss.ndim > 0:
+            shape = f" of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+            raise InvalidInput(
+                "loss",
+                f"{type(loss).__name__}{shape}",
+                "a tensor of one number",
+                "give the batch its labels, or Step another `loss`",
+            )
+        return loss
 
     def _find_trained(self, reached: set[torch.Tensor]) -> None:
         """Parameters that no loss reaches have zeros in the buffers: Adam leaves them alone."""
