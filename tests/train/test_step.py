@@ -298,6 +298,8 @@ def test_what_it_cannot_do_is_refused() -> None:
         train.Step(model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(ConfigurationError, match="optimizer: got parameters of another model"):
         train.Step(model, prepare("BertForSequenceClassification", "cpu")[1])
+    with pytest.raises(ConfigurationError, match=r"dtype: got torch.bfloat16 on cpu, wanted"):
+        train.Step(model, optimizer, dtype=torch.bfloat16)
     step, batch = train.Step(model, optimizer), ragged("BertForSequenceClassification", seed=1)
     with pytest.raises(InvalidInput, match="input_ids: got none"):
         step({})

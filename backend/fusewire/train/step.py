@@ -65,10 +65,10 @@ class Step:
     autocast's, float32 without. `scaler`: a torch.amp.GradScaler, for float16: its scale, which
     grows and is halved as torch does it, is on the device. `.grad` is None after a step.
 
-    On the CPU each step is computed as it is. Raises ConfigurationError for a model that was not
-    replaced, another optimizer and one of another model, Unsupported for flattened batches,
-    InvalidInput for a batch without input_ids, targets or a loss (for want of labels), and for a
-    list that is empty or has no labels.
+    On the CPU each step is computed as it is, in float32. Raises ConfigurationError for a model
+    that was not replaced, a `dtype` that its device does not compute in, another optimizer and one
+    of another model, Unsupported for flattened batches, InvalidInput for a batch without input_ids,
+    targets or a loss (for want of labels), and for a list that is empty or has no labels.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Step:
         self._items = items or (lambda batch: labels_of(model, batch))
         self._pairs = len(modules) > 1  # an encoder, and the decoder that reads it
         self._device = next(iter(self._flats)).values.device
+        _check_dtype(dtype, self._device)
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         self._recorded: OrderedDict[Any, _Bucket] = OrderedDict()
@@ -321,6 +322,18 @@ class Step:
         with torch.cuda.stream(self._stream):
             yield
         current.wait_stream(self._stream)
+
+
+def _check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
+    """Raises ConfigurationError for one that layers do not compute in on the device."""
+    known = [torch.float32]
+    if device.type != "cpu":
+        known += [torch.bfloat16, torch.float16]
+    if dtype is not None and dtype not in known:
+        raise ConfigurationError(
+            f"dtype: got {dtype} on {device}, wanted {' or '.join(map(str, known))}; leave it out, "
+            "or train on a GPU"
+        )
 
 
 class _Bucket(NamedTuple):
