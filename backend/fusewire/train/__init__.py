@@ -1,11 +1,21 @@
 """Training on the kernels that serve: torch modules, optimizer, criterion (docs/training.md)."""
 
-from fusewire.train.adam import Adam
-from fusewire.train.cross_entropy import CrossEntropy, cross_entropy
-from fusewire.train.int8 import Int8Conv1D, Int8Linear, int8_layers, save_int8
-from fusewire.train.packing import PackingCollator, TokenBudgetSampler
-from fusewire.train.replace import replace
-from fusewire.train.step import Step
+from fusewire.errors import ConfigurationError
+
+try:
+    from fusewire.train.adam import Adam
+    from fusewire.train.cross_entropy import CrossEntropy, cross_entropy
+    from fusewire.train.int8 import Int8Conv1D, Int8Linear, int8_layers, save_int8
+    from fusewire.train.packing import PackingCollator, TokenBudgetSampler
+    from fusewire.train.replace import replace
+    from fusewire.train.step import Step
+except ModuleNotFoundError as error:
+    package = str(error.name).partition(".")[0]
+    if package not in ("torch", "transformers"):
+        raise
+    raise ConfigurationError(
+        f"{package}: got no such package, wanted it to train; run pip install 'fusewire[train]'"
+    ) from None
 
 __all__ = [
     "Adam",
