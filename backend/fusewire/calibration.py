@@ -18,7 +18,7 @@ from fusewire import kernels
 from fusewire.batch import Batch
 from fusewire.batch import Sequence as TokenSequence
 from fusewire.calibration_texts import Ids, calibration_texts
-from fusewire.errors import ConfigurationError
+from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import (
     DecoderModel,
     EncoderModel,
@@ -80,7 +80,7 @@ def calibrate(
     beyond `most_error`, or one that is no number, is left in `dtype`. `done` gets the number of
     matrices measured, and of all. Takes a forward pass for each matrix, and the memory of the model
     in both formats. ConfigurationError for a model of speech, and for one of images, whose towers
-    have matrices of the same names."""
+    have matrices of the same names. CheckpointError for one whose own results are no numbers."""
     config = read_config(folder)
     if reads_images(config) or reads_speech(config):
         of = "images" if reads_images(config) else "speech"
@@ -99,6 +99,12 @@ def calibrate(
     exact = load()
     texts = _texts(exact, folder, file)
     truth = _results(exact, texts)
+    if not np.isfinite(truth).all():  # no error would be a number
+        raise CheckpointError(
+            f"{folder.name}: got results that are NaN or infinite before a matrix is quantised, "
+            "wanted finite ones to compare with; correct the weights, or give texts that the model "
+            "can answer"
+        )
     shapes, dtype = place.shapes, served.weights
     del exact
 

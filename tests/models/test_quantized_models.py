@@ -10,8 +10,9 @@ from pydoc_data.topics import topics
 import fusewire
 import numpy as np
 import pytest
+import torch
 from fusewire.calibration import calibrate
-from fusewire.errors import ConfigurationError
+from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.kernels import default_allocator
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
@@ -88,6 +89,15 @@ def test_decoders_are_measured_and_keep_what_is_named(tmp_path, model_type):
     place.check_skipped()
     kept = [name for name, stored in place.formats.items() if stored == "float32"]
     assert kept == strict.skipped
+
+
+def test_a_model_that_gives_no_numbers_is_not_measured(tmp_path):
+    model = tiny_decoder(tmp_path, "gpt2")
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_proj.weight[0, 0] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"NaN or infinite before .* correct the weights"):
+        calibrate(tmp_path, "generate", "int8")
 
 
 def test_what_is_measured_for_a_gpu_leaves_the_vocabulary_out(tmp_path):
