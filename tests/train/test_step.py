@@ -303,6 +303,9 @@ def test_what_it_cannot_do_is_refused() -> None:
     step, batch = train.Step(model, optimizer), ragged("BertForSequenceClassification", seed=1)
     with pytest.raises(InvalidInput, match="input_ids: got none"):
         step({})
+    for value in (["good", "bad"], None):
+        with pytest.raises(InvalidInput, match=f"text: got a {type(value).__name__}, wanted a t"):
+            step(batch | {"text": value})
     with pytest.raises(Unsupported, match="cu_seq_lens_q: got a flattened batch"):
         step(batch | {"cu_seq_lens_q": torch.tensor([0, 1])})
     left = batch | {"attention_mask": batch["attention_mask"].flip(1)}

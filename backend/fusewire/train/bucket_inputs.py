@@ -41,9 +41,15 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
     """The sequences of a batch, and in `pairs` their targets, of an encoder-decoder model. A batch
     of images has none: all of its places are tokens.
 
-    Raises InvalidInput for a batch without input_ids [batch, length], positions without a mask, and
-    targets that are not there; Unsupported for a flattened one.
+    Raises InvalidInput for a batch without input_ids [batch, length], with anything that is no
+    tensor, positions without a mask, and targets that are not there; Unsupported for a flattened
+    one.
     """
+    for name, value in batch.items():
+        if not isinstance(value, torch.Tensor):
+            raise InvalidInput(
+                name, f"a {type(value).__name__}", "a tensor", "convert it, or leave it out"
+            )
     if getattr(model, "main_input_name", None) == PIXELS and PIXELS in batch:
         return {}
     ids = batch.get("input_ids")
