@@ -139,6 +139,9 @@ def test_what_cannot_train_in_int8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="without modules in int8"):
         save_int8(fresh(), tmp_path / "saved")
     model = int8_layers(int8_layers(fresh()), skip="model.layers.0.mlp.down_proj")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="got file, which is a file, wanted a folder"):
+        save_int8(model, tmp_path / "file")
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = np.nan
     with pytest.raises(ConfigurationError, match=r"got NaN or Inf in .*up_proj"):

@@ -95,9 +95,13 @@ def save_int8(model: Any, folder: Path | str) -> None:
     """The transformers model as a folder whose Int8Linear and Int8Conv1D modules are stored as
     integers [out_features, in_features] with a scale for each output (compressed-tensors, W8A8):
     what is served gives the model's results. The tokenizer, and a processor of images, are not
-    saved. ConfigurationError where no module is one of these, and where a parameter is not fp32 on
-    the CPU or not finite."""
+    saved. ConfigurationError where no module is one of these, where a parameter is not fp32 on the
+    CPU or not finite, and where `folder` is a file."""
     folder = Path(folder)
+    if folder.is_file():  # which save_pretrained says in its log alone
+        raise ConfigurationError(
+            f"save_int8: got {folder.name}, which is a file, wanted a folder; give another name"
+        )
     state = model.state_dict()
     for name, parameter in model.named_parameters():
         _check(parameter, f"save_int8: {name}")
