@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +33,8 @@ def calibration_texts(
         lengths = random.integers(1, longest + 1, MOST_TEXTS)
         return [random.integers(0, vocab_size, length) for length in lengths]
     try:
-        with open(file, encoding="utf-8") as lines:
-            read = iter(lambda: lines.readline(_LONGEST_LINE), "")
-            texts = list(islice(filter(None, map(str.strip, read)), MOST_TEXTS))
+        with open(file, encoding="utf-8-sig") as opened:
+            texts = list(islice(filter(None, map(str.strip, _beginnings(opened))), MOST_TEXTS))
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"calibrate: {file}: got bytes that are no UTF-8 ({error.reason}), wanted a text a "
@@ -46,3 +47,11 @@ def calibration_texts(
             f"calibrate: {file}: got no text, wanted one a line; write some into it"
         )
     return found
+
+
+def _beginnings(file: TextIO) -> Iterator[str]:
+    """Of each line, as far as it is read."""
+    while line := file.readline(_LONGEST_LINE):
+        yield line
+        while line and not line.endswith("\n"):
+            line = file.readline(_LONGEST_LINE)

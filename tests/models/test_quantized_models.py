@@ -164,6 +164,8 @@ def test_texts_come_from_a_file(minilm, tmp_path):
     found = calibrate(minilm, "embed", "int8", file=file)
     assert found.texts == 7
     assert found.skipped == []
+    file.write_text("long " * 10_000 + "\nshort\n", encoding="utf-8-sig")
+    assert calibrate(minilm, "embed", "int8", file=file).texts == 2
     file.write_text("\n \n")
     with pytest.raises(ConfigurationError, match="got no text, wanted one a line"):
         calibrate(minilm, "embed", "int8", file=file)
