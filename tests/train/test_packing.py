@@ -94,6 +94,11 @@ def test_a_packed_batch_trains_as_its_sequences_alone() -> None:
             [{"input_ids": [1], "token_type_ids": [0]}, {"input_ids": [1]}],
             "token_type_ids: got it in 1 of 2",
         ),
+        (
+            [{"input_ids": [1]}, {"input_ids": "text"}],
+            "a str that is no row of numbers in example 1",
+        ),
+        ([{"input_ids": [[1], [2, 3]]}], "a list that is no row of numbers in example 0"),
     ],
 )
 def test_examples_that_do_not_fit_are_refused(examples, message: str) -> None:

@@ -57,7 +57,7 @@ class PackingCollator:
     def _columns(self, number: int, example: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """What an example has of each token, int64 [tokens]."""
         found = {
-            name: torch.as_tensor(example[name])
+            name: _tensor(number, name, example[name])
             for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
             if example.get(name) is not None
         }
@@ -87,6 +87,18 @@ class PackingCollator:
             labels[0] = self.ignore_index
             columns["labels"] = labels
         return columns
+
+
+def _tensor(number: int, name: str, values: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(
+            name,
+            f"a {type(values).__name__} that is no row of numbers in example {number}",
+            "integers, one for each token",
+            "tokenize it",
+        ) from None
 
 
 class TokenBudgetSampler(Sampler[list[int]]):
