@@ -20,6 +20,7 @@ from fusewire.train.gradients import collected, held, leaves_of
 from fusewire.train.packed import prepared
 from fusewire.train.recording import Recording, between_graphs
 from fusewire.train.sending import Sending
+from fusewire.train.step_checks import check_dtype, check_loss, check_optimizer
 from fusewire.train.targets import labels_of
 from fusewire.train.torch_tensors import capturing
 
@@ -87,26 +88,17 @@ class Step:
             raise ConfigurationError(
                 f"model: got {type(model).__name__}, wanted one that fusewire.train.replace changed"
             )
-        if not isinstance(optimizer, Adam):
-            raise ConfigurationError(
-                f"optimizer: got {type(optimizer).__name__}, wanted fusewire.train.Adam, which "
-                "waits for nothing; or write the step yourself"
-            )
+        check_optimizer(model, optimizer)
         laid_out = {id(flat.parameter(name)) for flat in self._flats for name in flat.names}
         given = [p for group in optimizer.param_groups for p in group["params"]]
         self._others = [p for p in given if id(p) not in laid_out]
-        if {id(p) for p in model.parameters()}.isdisjoint(map(id, given)):
-            raise ConfigurationError(
-                "optimizer: got parameters of another model alone, wanted those of this "
-                f"{type(model).__name__}; make it of model.parameters()"
-            )
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
         self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self._loss = loss or (lambda model, batch: model(**batch).loss)
         self._items = items or (lambda batch: labels_of(model, batch))
         self._pairs = len(modules) > 1  # an encoder, and the decoder that reads it
         self._device = next(iter(self._flats)).values.device
-        _check_dtype(dtype, self._device)
+        check_dtype(dtype, self._device)
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         self._recorded: OrderedDict[Any, _Bucket] = OrderedDict()
@@ -274,14 +266,7 @@ class Step:
     def _forward(self, inputs: BucketInputs) -> torch.Tensor:
         with prepared(inputs.packed), self._autocast():
             loss = self._loss(self._model, inputs.batch)
-        if not isinstance(loss, torch.Tensor) or loss.ndim > 0:
-            shape = f" of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
-            raise InvalidInput(
-                "loss",
-                f"{type(loss).__name__}{shape}",
-                "a tensor of one number",
-                "give the batch its labels, or Step another `loss`",
-            )
+        check_loss(loss)
         return loss
 
     def _find_trained(self, reached: set[torch.Tensor]) -> None:
@@ -322,18 +307,6 @@ class Step:
         with torch.cuda.stream(self._stream):
             yield
         current.wait_stream(self._stream)
-
-
-def _check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
-    """Raises ConfigurationError for one that layers do not compute in on the device."""
-    known = [torch.float32]
-    if device.type != "cpu":
-        known += [torch.bfloat16, torch.float16]
-    if dtype is not None and dtype not in known:
-        raise ConfigurationError(
-            f"dtype: got {dtype} on {device}, wanted {' or '.join(map(str, known))}; leave it out, "
-            "or train on a GPU"
-        )
 
 
 class _Bucket(NamedTuple):
