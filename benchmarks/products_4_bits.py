@@ -48,6 +48,8 @@ MOST_ERROR = 0.05  # above it a system computes something else, and is not timed
 SETTLE_S = 0.05  # longer than any library's threads spin after their work
 Array = NDArray[Any]
 Product = Callable[[Array], Array]
+Inputs = dict[int, Array]  # by their in_features
+Products = Callable[[Inputs], list[Array]]  # of all layers, one after another
 
 
 class Weight:
@@ -85,33 +87,36 @@ def of_fusewire(weight: Weight, stored: str) -> Product:
     return product
 
 
-def of_onnxruntime(weight: Weight, stored: str, threads: int) -> Product:
+def of_onnxruntime(weights: list[Weight], stored: str, threads: int) -> Products:
+    """By one session, as each has threads of its own, which spin."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    out, inner = weight.codes.shape
-    blocks = weight.nibbles.reshape(out, inner // GROUP, GROUP // 2)
-    node = helper.make_node(
-        "MatMulNBits",
-        ["x", "codes", "scales"],
-        ["y"],
-        domain="com.microsoft",
-        K=inner,
-        N=out,
-        bits=4,
-        block_size=GROUP,
-        accuracy_level=4 if stored == "w4a8" else 1,
-    )
-    graph = helper.make_graph(
-        [node],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", inner])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", out])],
-        [
-            numpy_helper.from_array(blocks, "codes"),
-            numpy_helper.from_array(weight.scales.reshape(-1), "scales"),
-        ],
-    )
+    nodes, constants, outputs = [], [], []
+    for at, weight in enumerate(weights):
+        out, inner = weight.codes.shape
+        nodes.append(
+            helper.make_node(
+                "MatMulNBits",
+                [f"x{inner}", f"codes{at}", f"scales{at}"],
+                [f"y{at}"],
+                domain="com.microsoft",
+                K=inner,
+                N=out,
+                bits=4,
+                block_size=GROUP,
+                accuracy_level=4 if stored == "w4a8" else 1,
+            )
+        )
+        blocks = weight.nibbles.reshape(out, inner // GROUP, GROUP // 2)
+        constants.append(numpy_helper.from_array(blocks, f"codes{at}"))
+        constants.append(numpy_helper.from_array(weight.scales.reshape(-1), f"scales{at}"))
+        outputs.append(helper.make_tensor_value_info(f"y{at}", TensorProto.FLOAT, ["rows", out]))
+    inputs = [
+        helper.make_tensor_value_info(f"x{inner}", TensorProto.FLOAT, ["rows", inner])
+        for inner in sorted({weight.codes.shape[1] for weight in weights})
+    ]
+    graph = helper.make_graph(nodes, "products", inputs, outputs, constants)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
@@ -119,7 +124,7 @@ def of_onnxruntime(weight: Weight, stored: str, threads: int) -> Product:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return lambda x: session.run(None, {"x": x})[0]  # type: ignore[no-any-return]
+    return lambda x: session.run(None, {f"x{inner}": rows for inner, rows in x.items()})
 
 
 def of_torch(weight: Weight) -> Product:
@@ -136,11 +141,13 @@ def of_torch(weight: Weight) -> Product:
     return product
 
 
-def made(system: str, weight: Weight, threads: int) -> Product:
+def made(system: str, weights: list[Weight], threads: int) -> Products:
     library, _, stored = system.partition(" ")
-    if library == "fusewire":
-        return of_fusewire(weight, stored)
-    return of_torch(weight) if library == "torch" else of_onnxruntime(weight, stored, threads)
+    if library == "onnxruntime":
+        return of_onnxruntime(weights, stored, threads)
+    products = [of_torch(w) if library == "torch" else of_fusewire(w, stored) for w in weights]
+    inner = [weight.codes.shape[1] for weight in weights]
+    return lambda x: [product(x[size]) for product, size in zip(products, inner, strict=True)]
 
 
 def installed(systems: Sequence[str]) -> list[str]:
@@ -152,23 +159,24 @@ def installed(systems: Sequence[str]) -> list[str]:
     return list(systems)
 
 
-def inputs(rows: int, rng: np.random.Generator) -> dict[int, Array]:
+def inputs(rows: int, rng: np.random.Generator) -> Inputs:
     return {
         inner: rng.standard_normal((rows, inner)).astype(np.float32)
         for inner in {shape[1] for shape in SHAPES}
     }
 
 
-def errors_of(layer: list[Weight], products: dict[str, list[Product]]) -> dict[str, float]:
+def errors_of(weights: list[Weight], products: dict[str, Products]) -> dict[str, float]:
     """Of those that compute this; says which do not. SystemExit where one of ours is wrong."""
     x = inputs(5, np.random.default_rng(time.time_ns() % 2**32))
+    wanted = [
+        x[weight.codes.shape[1]].astype(np.float64) @ weight.numbers.T.astype(np.float64)
+        for weight in weights
+    ]
     found = {}
-    for system, of_layer in products.items():
-        squares = []
-        for weight, product in zip(layer, of_layer, strict=True):
-            given = x[weight.codes.shape[1]]
-            wanted = given.astype(np.float64) @ weight.numbers.T.astype(np.float64)
-            squares.append(np.mean((product(given) - wanted) ** 2) / np.mean(wanted**2))
+    for system, of_system in products.items():
+        both = zip(of_system(x), wanted, strict=True)
+        squares = [np.mean((got - exact) ** 2) / np.mean(exact**2) for got, exact in both]
         error = float(np.sqrt(np.mean(squares)))
         if error <= MOST_ERROR:
             found[system] = error
@@ -179,29 +187,28 @@ def errors_of(layer: list[Weight], products: dict[str, list[Product]]) -> dict[s
     return found
 
 
-def seconds_of(products: list[list[Product]], x: dict[int, Array], seconds: float) -> list[float]:
-    """Of a layer's products, one layer after another for as long."""
+def seconds_of(products: Products, x: Inputs, seconds: float) -> list[float]:
+    """Of each run, for as long."""
     time.sleep(SETTLE_S)
+    products(x)
     end, taken = time.perf_counter() + seconds, []
     while not taken or time.perf_counter() < end:
-        for layer in products:
-            began = time.perf_counter()
-            for (_, inner), product in zip(SHAPES, layer, strict=True):
-                product(x[inner])
-            taken.append(time.perf_counter() - began)
-    return taken[1:] or taken
+        began = time.perf_counter()
+        products(x)
+        taken.append(time.perf_counter() - began)
+    return taken
 
 
 def measured(options: argparse.Namespace) -> records.Rows:
-    layers = [
-        [Weight(shape, 10 * index + at) for at, shape in enumerate(SHAPES)]
-        for index in range(options.layers)
+    weights = [
+        Weight(shape, len(SHAPES) * layer + at)
+        for layer in range(options.layers)
+        for at, shape in enumerate(SHAPES)
     ]
     products = {
-        system: [[made(system, weight, options.threads) for weight in layer] for layer in layers]
-        for system in installed(options.systems)
+        system: made(system, weights, options.threads) for system in installed(options.systems)
     }
-    errors = errors_of(layers[0], {system: each[0] for system, each in products.items()})
+    errors = errors_of(weights, products)
     rows: records.Rows = []
     for count in options.rows:
         x = inputs(count, np.random.default_rng(count))
@@ -213,10 +220,10 @@ def measured(options: argparse.Namespace) -> records.Rows:
         disturbed = watch.disturbed()
         rows += [
             {
-                "case": f"{count} rows",
+                "case": f"{count} row{'s' if count > 1 else ''}",
                 "system": system,
-                "ms": round(median(taken) * 1e3, 3),
-                "least_ms": round(min(taken) * 1e3, 3),
+                "ms": round(median(taken) / options.layers * 1e3, 3),
+                "least_ms": round(min(taken) / options.layers * 1e3, 3),
                 "error": float(f"{errors[system]:.2g}"),
                 "disturbed": disturbed,
             }
