@@ -23,9 +23,11 @@ from scipy import stats
 
 from tests.engine.generating import tiny_folder
 from tests.models.test_image_models import LABELS, saved
+from tests.models.tiny_decoders import tiny_decoder
 from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.reference import SENTENCES, save_tokenizer, tiny_checkpoint, tiny_tokenizer
 from tests.tolerance import MODEL_FP32
+from tests.weights.quantized.writers import gptq, quantise, w8a8
 
 PAIRS = [
     ("A man is playing a guitar.", "Someone plays the guitar.", 4.2),
@@ -235,6 +237,19 @@ def test_images_are_compared_with_fp32_too(tmp_path):
     found = parity(tmp_path, "label", against="fp32", sequences=2)
     assert found.largest == 0
     assert found.differences["logits"].least_cosine == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("form", "stored", "least", "most"),
+    [(gptq(group_size=32), "int4", 0, MODEL_FP32), (w8a8(), "int8", 1e-3, 1)],
+    ids=["int4", "w8a8"],
+)
+def test_fp32_of_a_quantised_folder_is_dequantised(tmp_path, form, stored, least, most):
+    model = tiny_decoder(tmp_path, "llama", hidden_size=64, intermediate_size=96)
+    quantise(tmp_path, model, form)
+    found = parity(tmp_path, against="fp32", sequences=2)
+    assert found.dtype == f"float32 ({stored} weights)"
+    assert least < found.largest < most
 
 
 def test_fp32_needs_neither_torch_nor_transformers(generator, texts, minilm, pairs):

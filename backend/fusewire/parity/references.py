@@ -89,12 +89,14 @@ class Transformers:
 
 
 class OwnFp32:
-    """fusewire in fp32, on the device of the model: what its own precision costs."""
+    """fusewire in fp32, on the device of the model: what its own precision costs. Matrices that a
+    folder has in fewer bits are dequantised."""
 
     architecture: str | None = None
 
     def results(self, compared: Compared, dtype: str = "float32") -> Iterator[Results]:
-        return compared.ours_at(Placement(compared.place.device, dtype))
+        place = Placement(compared.place.device, dtype, quantize_skip=compared.place.formats)
+        return compared.ours_at(place)
 
 
 REFERENCES: dict[str, Callable[[], Reference]] = {
