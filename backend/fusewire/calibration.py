@@ -57,10 +57,7 @@ class Calibration:
     error: float
     texts: int
     tokens: int
-
-    @property
-    def skipped(self) -> list[str]:
-        return [each.name for each in self.matrices if each.format != self.quantize]
+    skipped: list[str]  # names of those that are left as they are
 
 
 def calibrate(
@@ -76,11 +73,12 @@ def calibrate(
 ) -> Calibration:
     """Of a folder that is served for `task` on `device`, with the texts of `file`, one a line, or
     random ids (`calibration_texts`). It is measured on the CPU, beside fp32 where a GPU serves,
-    which leaves tables of words and language-model heads as they are. A matrix that causes an error
-    beyond `most_error`, or one that is no number, is left in `dtype`. `done` gets the number of
-    matrices measured, and of all. Takes a forward pass for each matrix, and the memory of the model
-    in both formats. ConfigurationError for a model of speech, and for one of images, whose towers
-    have matrices of the same names. CheckpointError for one whose own results are no numbers."""
+    which leaves tables of words, language-model heads and matrices of 4 bits as they are. A matrix
+    that causes an error beyond `most_error`, or one that is no number, is left in `dtype`, or in 4
+    bits if the folder has it so. `done` gets the number of matrices measured, and of all. Takes a
+    forward pass for each matrix, and the memory of the model in both formats. ConfigurationError
+    for a model of speech, and for one of images, whose towers have matrices of the same names.
+    CheckpointError for one whose own results are no numbers."""
     config = read_config(folder)
     if reads_images(config) or reads_speech(config):
         of = "images" if reads_images(config) else "speech"
@@ -91,6 +89,7 @@ def calibrate(
     served = Precision.of(device, dtype, quantize)
     place = _Trials("cpu", dtype if device == "cpu" else "auto", quantize)
     place.takes_vocabulary = served.vocabulary == served.layers
+    place.takes_int4 = device == "cpu"
     load: Callable[[], DecoderModel | EncoderModel] = (
         (lambda: load_decoder(folder, place))
         if task == "generate"
@@ -105,7 +104,7 @@ def calibrate(
             "wanted finite ones to compare with; correct the weights, or give texts that the model "
             "can answer"
         )
-    shapes, dtype = place.shapes, served.weights
+    found, dtype = dict(place.found), served.weights
     del exact
 
     def error(chosen: Collection[str]) -> float:
@@ -113,15 +112,18 @@ def calibrate(
         off = np.linalg.norm(_results(load(), texts) - truth)
         return float(off / np.linalg.norm(truth))
 
-    matrices = []
-    for count, (name, shape) in enumerate(shapes.items(), 1):
+    matrices, skipped = [], []
+    for count, (name, (shape, quantized, exactly)) in enumerate(found.items(), 1):
         alone = error([name])
-        stored = quantize if alone <= most_error else dtype
+        left = not alone <= most_error
+        if left:
+            skipped.append(name)
+        stored = (exactly or dtype) if left else quantized
         matrices.append(CalibratedMatrix(name, shape, alone, stored))
-        done(count, len(shapes))
-    together = error([each.name for each in matrices if each.format == quantize])
+        done(count, len(found))
+    together = error(found.keys() - set(skipped))
     tokens = sum(ids.size for ids in texts)
-    return Calibration(tuple(matrices), quantize, together, len(texts), tokens)
+    return Calibration(tuple(matrices), quantize, together, len(texts), tokens, skipped)
 
 
 class _Trials(Placement):
@@ -130,16 +132,23 @@ class _Trials(Placement):
     def __init__(self, device: str, dtype: str, quantize: str) -> None:
         super().__init__(device, dtype, quantize)
         self.quantized: frozenset[str] = frozenset()
-        self.shapes: dict[str, tuple[int, ...]] = {}  # of the matrices that can be quantised
+        # Of the matrices that can be quantised: shape, format then, and else, if not the dtype.
+        self.found: dict[str, tuple[tuple[int, ...], str, str | None]] = {}
         self.takes_vocabulary = True
+        self.takes_int4 = True
         self._known: dict[tuple[str, str], kernels.Linear] = {}
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         return self.takes_vocabulary and super().quantizes(name, shape)
 
-    def _chosen(self, name: str, shape: tuple[int, ...], quantized: str) -> str:
-        self.shapes[name] = shape
-        return quantized if name in self.quantized else self.precision.weights
+    def int4_format(self, name: str, shape: tuple[int, ...]) -> str:
+        return super().int4_format(name, shape) if self.takes_int4 else "int4"
+
+    def _chosen(
+        self, name: str, shape: tuple[int, ...], quantized: str, exact: str | None = None
+    ) -> str:
+        self.found[name] = shape, quantized, exact
+        return quantized if name in self.quantized else exact or self.precision.weights
 
     def _packed(
         self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str, stored: str

@@ -187,8 +187,8 @@ class Placement:
         return self._packed(weight, bias, name, stored)
 
     def multiplies(self, name: str, shape: tuple[int, ...], stored: str) -> bool:
-        """Whether a matrix that a checkpoint has in the format `stored` is to be a `codes_linear`,
-        or an `int4_linear`: where the device has kernels for it, whatever `quantize` is."""
+        """Whether a matrix that a checkpoint has in the format `stored` is to be a `codes_linear`:
+        where the device has kernels for it, whatever `quantize` is."""
         if stored not in kernels.weight_formats(self.dtype, self.stream):
             return False
         return self._chosen(name, shape, stored) == stored
@@ -223,14 +223,15 @@ class Placement:
     @property
     def has_int4(self) -> bool:
         """Whether there are kernels for weights of 4 bits."""
-        return self.int4_format in kernels.weight_formats(self.dtype, self.stream)
+        return "int4" in kernels.weight_formats(self.dtype, self.stream)
 
-    @property
-    def int4_format(self) -> str:
-        """Of weights of 4 bits: on a CPU that is to multiply in int8, rows of what they are
-        multiplied by are rounded to that."""
-        in_int8 = self.device == "cpu" and self.precision.layers == "int8"
-        return "w4a8" if in_int8 else "int4"
+    def int4_format(self, name: str, shape: tuple[int, ...]) -> str:
+        """Of a matrix that a checkpoint has in 4 bits: int4, or w4a8 where a CPU is to multiply in
+        int8, which rounds what it is multiplied by. One that `quantize_skip` names is not rounded
+        so, or, where there is nothing of it to leave out, is dequantised."""
+        if self.device == "cpu" and self.precision.layers == "int8":
+            return self._chosen(name, shape, "w4a8", "int4")
+        return self._chosen(name, shape, "int4")
 
     def int4_linear(
         self,
@@ -239,10 +240,11 @@ class Placement:
         zeros: NDArray[np.uint8],
         bias: NDArray[Any] | None,
         name: str,
+        stored: str = "int4",
     ) -> kernels.Linear:
-        """Of codes [out_features, in_features / 2], the first of two in the low bits, and the
-        scales and zero points [out_features, groups], all as they are. ConfigurationError if
-        float16 cannot hold a number that they stand for."""
+        """In the format `stored`, of codes [out_features, in_features / 2], the first of two in the
+        low bits, and the scales and zero points [out_features, groups], all as they are.
+        ConfigurationError if float16 cannot hold a number that they stand for."""
         if self.dtype == "float16":
             converted(scales * np.maximum(zeros, 15 - zeros), self.dtype, name)
         on_host = [
@@ -254,7 +256,7 @@ class Placement:
                 None if bias is None else converted(bias, self.dtype, name),
             )
         ]
-        return kernels.Linear.of_int4(*on_host, self.stream, format=self.int4_format)
+        return kernels.Linear.of_int4(*on_host, self.stream, format=stored)
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of the vocabulary is to be a `vocabulary_linear`."""
@@ -271,10 +273,13 @@ class Placement:
         """As `linear`, of a matrix with a row for each token, which may be the table of words."""
         return self._packed(weight, bias, name, self.precision.vocabulary)
 
-    def _chosen(self, name: str, shape: tuple[int, ...], quantized: str) -> str:
-        """The format of a matrix that is stored as `quantized` unless it is skipped."""
+    def _chosen(
+        self, name: str, shape: tuple[int, ...], quantized: str, exact: str | None = None
+    ) -> str:
+        """The format of a matrix that is stored as `quantized` unless it is skipped, and then as
+        `exact`, or as all weights are."""
         skipped = name in self._quantize_skip
-        self.formats[name] = self.precision.weights if skipped else quantized
+        self.formats[name] = (exact or self.precision.weights) if skipped else quantized
         return self.formats[name]
 
     @property

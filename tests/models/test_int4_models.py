@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fusewire import kernels
+from fusewire.calibration import calibrate
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
@@ -107,6 +108,31 @@ def test_a_cpu_that_multiplies_in_int8_keeps_the_numbers(tmp_path, name):
     assert of_layers == {"w4a8"}
     assert kept.formats["lm_head"] == "int8"
     assert errors(packed, expected) <= errors(load_decoder(tmp_path / "plain", rounded), expected)
+
+
+def test_what_int8_leaves_out_stays_in_4_bits(tmp_path):
+    """And `import` says so of what it measures."""
+    written(tmp_path, FORMS["gptq"])
+    found = calibrate(tmp_path, "generate", "int8")
+    formats = {each.name: each.format for each in found.matrices}
+    assert {formats[name] for name in formats if name.startswith("layers.")} == {"w4a8"}
+    assert found.skipped == []
+    strict = calibrate(tmp_path, "generate", "int8", most_error=0)
+    left = {each.name: each.format for each in strict.matrices}
+    assert strict.skipped == list(left)
+    assert strict.error == 0
+    place = Placement("cpu", quantize="int8", quantize_skip=strict.skipped)
+    load_decoder(tmp_path, place)
+    place.check_skipped()
+    assert place.formats == left
+    assert {left[name] for name in left if name.startswith("layers.")} == {"int4"}
+    assert left["lm_head"] == "float32"
+
+
+def test_for_a_gpu_4_bits_are_not_measured(tmp_path):
+    written(tmp_path, FORMS["gptq"])
+    found = calibrate(tmp_path, "generate", "int8", device="cuda", most_error=0)
+    assert found.matrices == ()
 
 
 @ON_GPUS

@@ -106,9 +106,5 @@ def warn_where_worse(found: Calibration, before: Calibration | None) -> None:
 def as_json(found: Calibration | None, before: Calibration | None = None) -> dict[str, Any]:
     if found is None:
         return {}
-    smoothed = {} if before is None else {"before_smoothing": _values(before)}
-    return {"calibration": _values(found) | smoothed}
-
-
-def _values(found: Calibration) -> dict[str, Any]:
-    return {**asdict(found), "skipped": found.skipped}
+    smoothed = {} if before is None else {"before_smoothing": asdict(before)}
+    return {"calibration": asdict(found) | smoothed}

@@ -165,14 +165,14 @@ class Weights:
         if len(parts) < len(stored) or len({part.scales.shape[1] for part in parts}) > 1:
             return None
         name = dense.names[0]
-        shape, stored_so = (dense.outputs, dense.inputs), self._place.int4_format
-        if not self._place.multiplies(name, shape, stored_so):
+        stored_so = self._place.int4_format(name, (dense.outputs, dense.inputs))
+        if stored_so not in ("int4", "w4a8"):
             return None
         nibbles, scales, zeros = (
             _regrouped(np.concatenate(each) if len(each) > 1 else each[0], dense)
             for each in zip(*((p.nibbles, p.scales, p.zeros) for p in parts), strict=True)
         )
-        return self._place.int4_linear(nibbles, scales, zeros, self._bias(dense), name)
+        return self._place.int4_linear(nibbles, scales, zeros, self._bias(dense), name, stored_so)
 
     def _origin(self, dense: Dense) -> str | None:
         return self._checkpoint.origin(f"{dense.names[0]}.weight")
