@@ -102,9 +102,9 @@ class Settings(StrictSettings):
     quantize_skip: str = Field(
         default="",
         max_length=1 << 20,
-        description="Matrices that quantize leaves in dtype, by the names that "
-        "`fusewire import --quantize` prints, with commas between them. `fusewire import` sets it "
-        "by measurement.",
+        description="Matrices that quantize leaves in dtype, or in the folder's 4 bits, by the "
+        "names that `fusewire import --quantize` prints, with commas between them. "
+        "`fusewire import` sets it by measurement.",
         json_schema_extra={"group": "model"},
     )
     graphs: bool = Field(
