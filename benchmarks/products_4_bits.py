@@ -71,10 +71,10 @@ class Weight:
 
 
 def of_fusewire(weight: Weight, stored: str) -> Product:
-    place = Placement("cpu", quantize="int8" if stored in ("int8", "w4a8") else "none")
+    place = Placement("cpu", quantize="int8" if stored == "int8" else "none")
     if stored in ("int4", "w4a8"):
         zeros = np.full_like(weight.scales, MIDDLE, np.uint8)
-        linear = place.int4_linear(weight.nibbles, weight.scales, zeros, None, "weight")
+        linear = place.int4_linear(weight.nibbles, weight.scales, zeros, None, "weight", stored)
     else:
         linear = place.layer_linear(weight.numbers, None, "weight")
 
