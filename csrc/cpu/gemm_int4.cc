@@ -11,7 +11,6 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int kMiddle = 8;
 // Beside the sums: one register for the broadcast, two of words, two of their numbers and, with
 // AVX-512, the table of numbers.
 constexpr int kMostRows = (kRegisters - (FUSEWIRE_VEC_BYTES == 64 ? 6 : 5)) / 2;
@@ -123,7 +122,6 @@ FUSEWIRE_INLINE void multiply(const Int4Operands<kHasZeros>& p, Vec (&sum)[kRows
 
 // Of eight codes, two a byte.
 uint32_t packed_word(const uint8_t* codes) {
-  constexpr uint32_t kMiddles = 0x88888888u;
   uint32_t word = 0;
   for (int i = 0; i < kPerWord; ++i) {
     const uint32_t code = codes[i / 2] >> (i % 2 * 4) & 15u;

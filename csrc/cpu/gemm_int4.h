@@ -13,6 +13,8 @@
 namespace fusewire::FUSEWIRE_TARGET {
 
 constexpr int64_t kPerWord = 8;
+constexpr int kMiddle = 8;                  // the zero point of symmetric weights
+constexpr uint32_t kMiddles = 0x88888888u;  // of a word's codes, which makes them signed and back
 
 // Inputs that are summed up before they are scaled: of one group, and as many as of all others but
 // the last.

@@ -189,12 +189,11 @@ void run(const GemmArguments& a) {
                       static_cast<const float*>(a.out) + at.row * a.out_stride + column,
                       a.out_stride, at.columns);
     }
-    const auto compute = at.fetch == Fetch::kStream ? add_up<Kernel, kRows, Fetch::kStream>
-                         : at.fetch == Fetch::kNextPanel
-                             ? add_up<Kernel, kRows, Fetch::kNextPanel>
-                             : add_up<Kernel, kRows, Fetch::kNextPanelSlowly>;
     UnsignedVec sums[kRows][2];
-    compute(sums, x.starts + at.row, x.block(at.row), panel, ahead, groups);
+    with_fetch(at.fetch, [&](auto fetch) {
+      add_up<Kernel, kRows, decltype(fetch)::value>(sums, x.starts + at.row, x.block(at.row), panel,
+                                                    ahead, groups);
+    });
     write_tile(a, at, kRows, sums, x.scales + at.row);
   });
 }

@@ -32,6 +32,19 @@ struct Tile {
   int64_t fetched_panel, part;
 };
 
+template <Fetch fetch>
+struct Fetching {
+  static constexpr Fetch value = fetch;
+};
+
+// Calls body(Fetching<fetch>) for what a tile fetches, which is never nothing.
+template <class Body>
+FUSEWIRE_INLINE void with_fetch(Fetch fetch, Body&& body) {
+  if (fetch == Fetch::kStream) return body(Fetching<Fetch::kStream>{});
+  if (fetch == Fetch::kNextPanel) return body(Fetching<Fetch::kNextPanel>{});
+  body(Fetching<Fetch::kNextPanelSlowly>{});
+}
+
 // Calls body(Rows<count>, tile) for all tiles of out[m, n], of at most kMost rows.
 template <int kMost, class Body>
 void for_tiles(int64_t m, int64_t n, Body&& body) {

@@ -49,12 +49,11 @@ __attribute__((noinline)) void tile(const Operands& operands, const Epilogue& ep
 template <int kRows, class Operands>
 void compute_tile(const GemmArguments& a, const Tile& at, const Operands& operands) {
   const int64_t column = at.panel * kPanel + at.inside;
-  const auto compute = at.fetch == Fetch::kStream ? tile<kRows, Fetch::kStream, Operands>
-                       : at.fetch == Fetch::kNextPanel
-                           ? tile<kRows, Fetch::kNextPanel, Operands>
-                           : tile<kRows, Fetch::kNextPanelSlowly, Operands>;
-  compute(operands, epilogue_at(a, at.row, column),
-          static_cast<float*>(a.out) + at.row * a.out_stride + column, a.out_stride, at.columns);
+  with_fetch(at.fetch, [&](auto fetch) {
+    tile<kRows, decltype(fetch)::value>(operands, epilogue_at(a, at.row, column),
+                                        static_cast<float*>(a.out) + at.row * a.out_stride + column,
+                                        a.out_stride, at.columns);
+  });
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

@@ -8,8 +8,7 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr uint32_t kHalves = 0x0f0f0f0fu, kMiddles = 0x88888888u;
-constexpr float kMiddle = 8.0f;
+constexpr uint32_t kHalves = 0x0f0f0f0fu;
 
 // What a tile reads: its rows, and its columns of a panel.
 template <class Order>
@@ -87,7 +86,7 @@ __attribute__((noinline)) void compute_rows(const W4A8Operands<typename Kernel::
     const int64_t group = p.group ? begin / p.group * kPanel : 0;
     for (int half = 0; half < 2; ++half) {
       const Vec scale = load(p.scales + group + half * kLanes);
-      Vec zero = broadcast(kMiddle);
+      Vec zero = broadcast(static_cast<float>(kMiddle));
       if (p.zeros) zero += load(p.zeros + group + half * kLanes);
       for (int r = 0; r < kRows; ++r) {
         const Vec codes = __builtin_convertvector(reinterpret_cast<IntVec>(sums[r][half]), Vec);
@@ -133,12 +132,11 @@ void run(const GemmArguments& a) {
         zeros ? zeros + of_columns : nullptr,
         a.weight.group};
     const int64_t column = at.panel * kPanel + at.inside;
-    const auto compute = at.fetch == Fetch::kStream ? compute_rows<Kernel, kRows, Fetch::kStream>
-                         : at.fetch == Fetch::kNextPanel
-                             ? compute_rows<Kernel, kRows, Fetch::kNextPanel>
-                             : compute_rows<Kernel, kRows, Fetch::kNextPanelSlowly>;
-    compute(operands, epilogue_at(a, at.row, column),
-            static_cast<float*>(a.out) + at.row * a.out_stride + column, a.out_stride, at.columns);
+    with_fetch(at.fetch, [&](auto fetch) {
+      compute_rows<Kernel, kRows, decltype(fetch)::value>(
+          operands, epilogue_at(a, at.row, column),
+          static_cast<float*>(a.out) + at.row * a.out_stride + column, a.out_stride, at.columns);
+    });
   });
 }
 

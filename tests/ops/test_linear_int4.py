@@ -88,7 +88,11 @@ class Codes(NamedTuple):
         return self.codes[:, ::2] | self.codes[:, 1::2] << 4
 
     def linear(
-        self, place: Placement, bias: np.ndarray | None = None, zeros: bool = True
+        self,
+        place: Placement,
+        bias: np.ndarray | None = None,
+        zeros: bool = True,
+        stored: str = "int4",
     ) -> k.Linear:
         there = [
             place.exact(self.nibbles(), np.uint8),
@@ -96,7 +100,7 @@ class Codes(NamedTuple):
             place.exact(self.zeros, np.uint8) if zeros else None,
             None if bias is None else place.floats(bias),
         ]
-        return k.Linear.of_int4(*there, place.stream)
+        return k.Linear.of_int4(*there, place.stream, format=stored)
 
 
 @cache

@@ -20,13 +20,7 @@ LONGEST_SUM = 256  # inputs whose products are summed in integers
 
 
 def linear_of(place: Placement, codes: Codes, bias=None, zeros: bool = True) -> k.Linear:
-    there = [
-        place.exact(codes.nibbles(), np.uint8),
-        place.exact(codes.scales, np.float32),
-        place.exact(codes.zeros, np.uint8) if zeros else None,
-        None if bias is None else place.floats(bias),
-    ]
-    return k.Linear.of_int4(*there, place.stream, format="w4a8")
+    return codes.linear(place, bias, zeros, "w4a8")
 
 
 def run(o: Operands, x: np.ndarray, linear: k.Linear, activation: str = "none") -> np.ndarray:
