@@ -100,7 +100,6 @@ class Step:
         self._device = next(iter(self._flats)).values.device
         check_dtype(dtype, self._device)
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
-        self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         self._recorded: OrderedDict[Any, _Bucket] = OrderedDict()
         self._group = optimizer.process_group
         if self._group is not None and self._others:
@@ -112,7 +111,7 @@ class Step:
         self._accumulates = self._group is not None
         self._trained: set[torch.Tensor] = set()
         self._sending: Sending | None = None  # of several processes, made with the first gradients
-        self._update = self._recording(self._apply)
+        self._begin_recordings()
         self._layouts = optimizer.layouts
         self.replays = 0
         for flat in self._flats:
@@ -128,12 +127,12 @@ class Step:
         sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
         counts = self._counts(batches)
         if self._optimizer.layouts != self._layouts:  # as behind load_state_dict
-            self._forget()
+            self._begin_recordings()
         with self._on_stream(), self._writing_copies():
             self._optimizer.read_rates()
             if several and not self._accumulates:
                 # Adam finds gradients elsewhere than in the steps that were recorded until now.
-                self._recorded.clear()
+                self._begin_recordings()
                 self._accumulates = True
             if self._accumulates:
                 loss = self._of_several(batches, sides, counts)
@@ -142,11 +141,13 @@ class Step:
         self._layouts = self._optimizer.layouts
         return loss
 
-    def _forget(self) -> None:
-        """Of the moments that were recorded the optimizer has others now."""
+    def _begin_recordings(self) -> None:
+        """Drops those there are: of gradients or moments that lie elsewhere now."""
         if self._stream is not None:
             self._stream.synchronize()
         self._recorded.clear()
+        # A pool that no graph uses any more cannot be used again.
+        self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         self._update = self._recording(self._apply)
         self._sending = None
 
