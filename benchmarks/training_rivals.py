@@ -119,7 +119,8 @@ def stepping(system: str, shape: str, threads: int) -> Handler:
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     first = optimizer.state_dict()
-    call = compiled(model, shape) if system.endswith("compiled") else model
+    many = SHAPES[shape]["kind"] not in EVEN
+    call = torch.compile(model, dynamic=many or None) if system.endswith("compiled") else model
     machine.settle()
 
     def step(batch: dict[str, Any]) -> float:
@@ -162,13 +163,6 @@ def make(shape: str) -> Any:
     sizes.pop("length", None)
     model, config = (getattr(transformers, name) for name in KINDS[sizes.pop("kind")])
     return model(config(use_cache=False, **sizes))
-
-
-def compiled(model: Any, shape: str, mode: str | None = None) -> Any:
-    """By torch.compile, of batches of many shapes with dynamic ones."""
-    import torch
-
-    return torch.compile(model, dynamic=None if SHAPES[shape]["kind"] in EVEN else True, mode=mode)
 
 
 def counted(shape: str) -> str:
