@@ -134,8 +134,8 @@ def load(
     were made for. `device` is cpu, cuda (the first GPU), cuda:<index>, auto (the first GPU where
     there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
     on a GPU (bfloat16 for models whose numbers outgrow that: T5), and bfloat16 on the CPU is the
-    format of matrices alone; `quantize` is that of the layers' matrices: "int8" on the CPU and
-    on Hopper GPUs, "fp8" on these. `revision`: of an id, a branch, tag or commit. Raises
+    format of matrices alone; `quantize` is that of the layers' matrices: "int8", or on
+    Hopper GPUs "fp8". `revision`: of an id, a branch, tag or commit. Raises
     CheckpointError for a folder that cannot be loaded, ConfigurationError for a device, dtype or
     format that is not available.
     """

@@ -95,7 +95,7 @@ class Settings(StrictSettings):
     quantize: Quantize = Field(
         default="none",
         description="Format of the matrices of the model's layers. int8: on the CPU of tables of "
-        "words and language-model heads too, a quarter of float32's memory; on Hopper GPUs half of "
+        "words and language-model heads too, a quarter of float32's memory; on GPUs half of "
         "float16's. fp8, on Hopper GPUs: float8 e4m3, half of float16's memory.",
         json_schema_extra={"group": "model"},
     )

@@ -33,8 +33,9 @@ def quantize(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def bytewise(place: Placement, quantize: str) -> Iterator[Placement]:
     """With the kernels that are found to be the fastest, as `place` has them."""
-    if "float8_e4m3" not in kernels.weight_formats(place.dtype, place.stream):
-        pytest.skip("this GPU has no kernels for 8 bits")
+    form = {"fp8": "float8_e4m3", "int8": "int8"}[quantize]
+    if form not in kernels.weight_formats(place.dtype, place.stream):
+        pytest.skip(f"this GPU has no kernels for {form}")
     found = Placement(place.device, place.dtype, quantize)
     with found.tuning():
         yield found

@@ -51,8 +51,8 @@ class TextModel:
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
                 `bfloat16` on the CPU: of the matrices alone.
-            quantize: Format of the matrices of the model's layers: `none` (that of `dtype`), on the
-                CPU `int8`, on Hopper GPUs `fp8`.
+            quantize: Format of the matrices of the model's layers: `none` (that of `dtype`),
+                `int8`, on Hopper GPUs `fp8`.
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Longest text in tokens, special tokens included. Default: what the folder
                 says.

@@ -13,6 +13,7 @@
 #include "cuda/gemm/cublaslt_gemm.h"
 #include "cuda/gemm/gemm_choice.h"
 #include "cuda/gemm/int4_products.h"
+#include "cuda/gemm/int8_gemm.h"
 #include "cuda/gemm/plain_gemm.h"
 #include "cuda/gemm/quantize_rows.h"
 #include "cuda/kernels.h"
@@ -40,6 +41,9 @@ void run_whole(const GemmArguments& a, const Stream& stream) {
   // What suits the bucket does not always suit each of its products, nor a neighbour's choice.
   for (const CublasltAlgorithm& algorithm : cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream)) {
     if (cublaslt_gemm<T>(a, algorithm, stream)) return;
+  }
+  if constexpr (!std::is_same_v<T, float>) {
+    if (a.integers) return int8_gemm<T>(a, stream);
   }
   plain_gemm<T>(a, stream);
 }
@@ -237,8 +241,7 @@ constexpr GemmKernels kCodes = {
     run_normed_codes<T, Code>,
     run_activated_codes<T, Code>};
 
-// Tensor cores of Ada have e4m3 and those since Turing int8, too, but no library kernel takes
-// scales by row there.
+// Tensor cores of Ada have e4m3, too, but no library kernel takes scales by row there.
 bool hopper() {
   static const bool found = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
   return found;
@@ -252,7 +255,7 @@ const GemmKernels* gemm(Format format) {
   if constexpr (!std::is_same_v<T, float>) {
     if (format == Format::kFloat8E4M3 && hopper()) return &kCodes<T, __nv_fp8_e4m3>;
     if (format == Format::kFloat8Blocks && hopper()) return &kCodes<T, Float8Block>;
-    if (format == Format::kInt8 && hopper()) return &kCodes<T, int8_t>;
+    if (format == Format::kInt8) return &kCodes<T, int8_t>;
     if (format == Format::kInt4) return int4_products<T>();
   }
   return nullptr;

@@ -9,15 +9,6 @@ namespace {
 
 constexpr int kTile = 16;  // rows and columns of the output a block computes, one element a thread
 
-// What an operand is multiplied as.
-__device__ __forceinline__ int32_t factor(int8_t x) {
-  return x;
-}
-template <class Element>
-__device__ __forceinline__ float factor(Element x) {
-  return to_float(x);
-}
-
 // Of sums of e4m3 at k of a row and a column.
 __device__ __forceinline__ float block_scale(const GemmArguments& a, int64_t row, int64_t column,
                                              int64_t k) {
@@ -32,8 +23,7 @@ template <class T, class Element>
 __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
   let_next_start();
   wait_for_inputs();
-  using Sum = decltype(factor(Element{}));
-  __shared__ Sum x[kTile][kTile + 1], weight[kTile][kTile + 1];
+  __shared__ float x[kTile][kTile + 1], weight[kTile][kTile + 1];
   const int tx = threadIdx.x, ty = threadIdx.y;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTile + ty;
   const int64_t first_column = static_cast<int64_t>(blockIdx.y) * kTile, column = first_column + tx;
@@ -41,21 +31,20 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
   const int64_t weight_step = a.weight.transposed ? a.weight.stride : 1;  // along k
   const Element* weight_row = static_cast<const Element*>(a.weight.data) +
                               (first_column + ty) * (a.weight.transposed ? 1 : a.weight.stride);
-  Sum total = 0;
+  float sum = 0.0f;
   for (int64_t k = 0; k < a.k; k += kTile) {
     const bool inside = k + tx < a.k;
-    x[ty][tx] = inside && row < a.m ? factor(x_row[k + tx]) : 0;
+    x[ty][tx] = inside && row < a.m ? to_float(x_row[k + tx]) : 0.0f;
     weight[ty][tx] =
-        inside && first_column + ty < a.n ? factor(weight_row[(k + tx) * weight_step]) : 0;
+        inside && first_column + ty < a.n ? to_float(weight_row[(k + tx) * weight_step]) : 0.0f;
     __syncthreads();
-    Sum part = 0;  // rounding grows with the length of a chain of additions
+    float part = 0.0f;  // rounding grows with the length of a chain of additions
 #pragma unroll
     for (int i = 0; i < kTile; ++i) part += x[ty][i] * weight[tx][i];
-    total += a.blocks && row < a.m && column < a.n ? part * block_scale(a, row, column, k) : part;
+    sum += a.blocks && row < a.m && column < a.n ? part * block_scale(a, row, column, k) : part;
     __syncthreads();
   }
   if (row >= a.m || column >= a.n) return;
-  float sum = static_cast<float>(total);
   if (a.x.scales && !a.blocks) {
     sum = __fmul_rn(sum, static_cast<const float*>(a.x.scales)[row]);
     sum = __fmul_rn(sum, static_cast<const float*>(a.weight.scales)[column]);
@@ -73,9 +62,7 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
 template <class T>
 void plain_gemm(const GemmArguments& a, const Stream& stream) {
   const auto tiles = [](int64_t size) { return static_cast<unsigned>((size + kTile - 1) / kTile); };
-  const auto kernel = a.integers   ? gemm_kernel<T, int8_t>
-                      : a.x.scales ? gemm_kernel<T, __nv_fp8_e4m3>
-                                   : gemm_kernel<T, T>;
+  const auto kernel = a.x.scales ? gemm_kernel<T, __nv_fp8_e4m3> : gemm_kernel<T, T>;
   launch(kernel, dim3(tiles(a.m), tiles(a.n)), dim3(kTile, kTile), 0, stream, a);
 }
 
