@@ -33,7 +33,12 @@ using namespace cublaslt;
 
 bool cublaslt_fits(const GemmArguments& a) {
   const bool bias_aligned = !a.bias || alignment_of(a.bias, 0) == 16;
-  return !a.integers && !a.blocks && bias_aligned &&
+  // The library's scales of blocks lie in rows of a multiple of 4. What is left of other numbers of
+  // rows is a product by itself (gemm.cu), which few rows are not worth.
+  constexpr int64_t kLeastRows = 512;
+  const bool blocks_fit =
+      !a.blocks || (a.m >= kLeastRows && a.m % 4 == 0 && a.k % (4 * kFloat8Block) == 0);
+  return !a.integers && blocks_fit && bias_aligned &&
          (!a.residual || a.activation == Activation::kNone);
 }
 

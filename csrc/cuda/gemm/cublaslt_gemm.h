@@ -24,7 +24,8 @@ struct CublasltAlgorithm {
 size_t cublaslt_version();
 
 // False for what no epilogue of the library can say: scales of integers, a residual added after an
-// activation, and a bias off a 16-byte boundary, which its kernels take for granted.
+// activation, and a bias off a 16-byte boundary, which its kernels take for granted; for few
+// rows in blocks, and where their number or that of the blocks of k is no multiple of 4.
 bool cublaslt_fits(const GemmArguments& a);
 
 // Of the library's kernels that split k some round the sum to half precision before bias and

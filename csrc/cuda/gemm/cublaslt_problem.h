@@ -93,8 +93,10 @@ void describe(const GemmArguments& a, Activation fused, Problem& p) {
   if (a.x.scales) {
     operands = CUDA_R_8F_E4M3;
     constexpr int32_t kByRow = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    p.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, kByRow);
-    p.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, kByRow);
+    constexpr int32_t kOfWeight = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    constexpr int32_t kOfRow = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    p.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, a.blocks ? kOfWeight : kByRow);
+    p.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, a.blocks ? kOfRow : kByRow);
     p.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a.weight.scales);
     p.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a.x.scales);
   }

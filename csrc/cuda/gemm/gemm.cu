@@ -16,6 +16,7 @@
 #include "cuda/gemm/int8_gemm.h"
 #include "cuda/gemm/plain_gemm.h"
 #include "cuda/gemm/quantize_rows.h"
+#include "cuda/gemm/sm90_gemm.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
@@ -44,6 +45,8 @@ void run_whole(const GemmArguments& a, const Stream& stream) {
   }
   if constexpr (!std::is_same_v<T, float>) {
     if (a.integers) return int8_gemm<T>(a, stream);
+    const int own = a.blocks ? first_sm90_configuration(a) : -1;
+    if (own >= 0) return sm90_gemm<T>(a, own, stream);
   }
   plain_gemm<T>(a, stream);
 }
@@ -178,6 +181,16 @@ void pack_codes(const PackArguments& a, const Stream& stream) {
   check(cudaStreamSynchronize(handle(stream)), "pack");
 }
 
+// The library multiplies blocks of multiples of 4 rows. Where it was found to be the fastest the
+// others are a product by themselves, and the rows in front of them are these; else all.
+template <class T>
+int64_t rows_together(const GemmArguments& a, const Stream& stream) {
+  GemmArguments some = a;
+  some.m = a.m - a.m % 4;
+  if (!a.blocks || some.m == a.m || !cublaslt_fits(some)) return a.m;
+  return choose_gemm<T>(a, stream).kernel == GemmKernel::kCublaslt ? some.m : a.m;
+}
+
 // Of the rows that quantize(arguments) makes.
 template <class T, class Code, class Quantize>
 void multiply_codes(const GemmArguments& product, const Stream& stream, Quantize&& quantize) {
@@ -189,11 +202,24 @@ void multiply_codes(const GemmArguments& product, const Stream& stream, Quantize
   const QuantizedRows rows = quantized_rows_of(stream, a.m, a.k, scales);
   QuantizeArguments q{rows.data, rows.scales, a.x.data, a.x.stride, a.m, product.k, a.k};
   q.input_scale = a.input_scale;
-  q.scale_stride = block_scale_stride(a.m);
-  quantize(q);
   a.x = {rows.data, a.k, false, rows.scales};
   a.weight.stride = a.k;
+  q.together = rows_together<T>(a, stream);
+  q.scale_stride = block_scale_stride(q.together);
+  quantize(q);
+  GemmArguments rest = a;
+  rest.m = a.m - q.together;
+  a.m = q.together;
   run<T>(a, stream);
+  if (rest.m == 0) return;
+  const auto behind = [&](const void* data, int64_t stride) {
+    return data ? static_cast<const T*>(data) + q.together * stride : nullptr;
+  };
+  rest.x.data = rows.data + q.together * a.k;
+  rest.x.scales = rows.scales + q.scale_place(0, q.together);
+  rest.residual = behind(a.residual, a.residual_stride);
+  rest.out = static_cast<T*>(a.out) + q.together * a.out_stride;
+  run<T>(rest, stream);
 }
 
 template <class T, class Code>

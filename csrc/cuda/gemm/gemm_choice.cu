@@ -20,7 +20,7 @@ namespace fusewire::cuda {
 namespace {
 
 // In the file's name: another meaning of a key, another way of timing.
-constexpr int kVersion = 8;
+constexpr int kVersion = 9;
 constexpr int kSuggestions = 18;  // of cuBLASLt
 // Rows that are timed at most: beyond them the waves of blocks are many and the ranking stays.
 constexpr int64_t kMostRowsTimed = 32768;
@@ -114,15 +114,13 @@ GemmChoice by_sm90(int configuration) {
   return choice;
 }
 
-// Of cuBLASLt; of what that does not compute, our first.
+// Of cuBLASLt; of codes that it does not multiply, our first.
 template <class T>
 GemmChoice first_suggestion(const GemmArguments& a, bool hopper, const Stream& stream) {
   const auto suggested = cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream);
   if (!suggested.empty()) return by_cublaslt(suggested[0]);
-  for (int i = 0; hopper && (a.integers || a.blocks) && i < sm90_gemm_configurations(); ++i) {
-    if (sm90_gemm_fits(a, i)) return by_sm90(i);
-  }
-  return {};
+  const int own = hopper && a.x.scales ? first_sm90_configuration(a) : -1;
+  return own >= 0 ? by_sm90(own) : GemmChoice{};
 }
 
 // Everything that may compute the product, in the order of preference among equals.

@@ -143,7 +143,7 @@ __device__ __forceinline__ void quantize_row(const QuantizeArguments& a, const R
       }
       const RowScale s = scale_of<Code>(bits_of(top), a, row);
       if (threadIdx.x % kBlockThreads == 0 && L::column(i) < padded) {
-        a.scales[L::column(i) / kFloat8Block * a.scale_stride + row] = s.scale;
+        a.scales[a.scale_place(L::column(i) / kFloat8Block, row)] = s.scale;
       }
       store_codes<Code, L, T>(out, padded, x, i, s.inverse);
     }

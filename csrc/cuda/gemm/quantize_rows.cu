@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kWideThreads) quantize_wide_blocks_kernel(Quan
       bits = max(bits, __float_as_uint(v[i]) & 0x7fffffffu);
     }
     const RowScale s = scale_of<Float8Block>(reduce_bits<kWarp>(bits), a, row);
-    if (lane == 0) a.scales[block * a.scale_stride + row] = s.scale;
+    if (lane == 0) a.scales[a.scale_place(block, row)] = s.scale;
     const auto at = [&](int i) { return __fmul_rn(v[i], s.inverse); };
     const uint32_t four = Coding<Float8Block>::four(at(0), at(1), at(2), at(3));
     if (column >= a.padded) continue;

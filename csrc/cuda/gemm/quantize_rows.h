@@ -29,18 +29,25 @@ constexpr int64_t block_scale_stride(int64_t rows) {
 // becomes 448. Columns from cols to `padded` are 0. A row with NaN or infinity is zeros with the
 // scale NaN, which a product with it is, too.
 //
-// Of Float8Block each block of a row is such a row, whose scale is scales[block, r].
+// Of Float8Block each block of a row is such a row, whose scale is scales[block, r]. Rows from
+// `together` on have theirs behind those of the others, as a matrix of their own.
 //
 // Of int8 127 stands in the place of 448, and a row whose scale would be no normal number is zeros
 // with the scale 0: as on the CPU.
 struct QuantizeArguments {
   uint8_t* data;  // [rows, padded], aligned to 16 bytes
-  float* scales;  // [rows], or [float8_blocks(cols), scale_stride]
+  float* scales;  // [rows], or [float8_blocks(padded), scale_stride]
   const void* x;
   int64_t x_stride, rows, cols, padded;
   const float* given = nullptr;
   float input_scale = 0;  // 0: none
-  int64_t scale_stride = 0;
+  int64_t scale_stride = 0, together = 0;
+
+  constexpr int64_t scale_place(int64_t block, int64_t row) const {
+    if (row < together) return block * scale_stride + row;
+    return float8_blocks(padded) * scale_stride + block * block_scale_stride(rows - together) +
+           row - together;
+  }
 };
 
 template <class T, class Code>

@@ -77,6 +77,13 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
          token_tiles <= 65535 && (blocks <= 2 * multiprocessors() || c.split == 1);
 }
 
+int first_sm90_configuration(const GemmArguments& a) {
+  for (int i = 0; i < kCount; ++i) {
+    if (sm90_gemm_fits(a, i)) return i;
+  }
+  return -1;
+}
+
 template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) {
   const Configuration c = configuration_of(configuration, a);
