@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from fusewire.api.arguments import listed
 from fusewire.api.offline import Prompt, answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
@@ -57,7 +58,7 @@ class LLM:
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
                 `bfloat16` on the CPU: of the matrices alone.
             quantize: Format of the matrices of the model's layers: `none` (that of `dtype`), on the
-                CPU `int8`, on Hopper GPUs `fp8`.
+                CPU and on Hopper GPUs `int8`, on these `fp8` too.
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Longest prompt and answer together, in tokens; of an encoder-decoder model
                 each of them. Default: the positions that the model has.
@@ -159,13 +160,15 @@ class LLM:
                 rejects a conversation.
             IncompleteOutputs: As for `generate`.
         """
-        conversations = [messages] if _is_conversation(messages) else messages
+        conversations: list[Any] = listed(MESSAGES, messages, "messages")
+        if _is_conversation(conversations):
+            conversations = [conversations]
         prompts = []
         for index, conversation in enumerate(conversations):
             try:
                 prompts.append(
                     self._chat.prompt(
-                        conversation,  # type: ignore[arg-type]
+                        conversation,
                         add_generation_prompt=add_generation_prompt,
                         chat_template_kwargs=chat_template_kwargs,
                     )
@@ -196,7 +199,7 @@ def _prompts(prompts: Any) -> list[Any]:
     one = isinstance(prompts, (str, Mapping)) or (
         isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
     )
-    return [_plain(prompt) for prompt in ([prompts] if one else prompts)]
+    return [_plain(each) for each in ([prompts] if one else listed("prompts", prompts, "prompts"))]
 
 
 def _plain(prompt: Any) -> Any:

@@ -52,7 +52,7 @@ class TextModel:
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
                 `bfloat16` on the CPU: of the matrices alone.
             quantize: Format of the matrices of the model's layers: `none` (that of `dtype`), on the
-                CPU `int8`, on Hopper GPUs `fp8`.
+                CPU and on Hopper GPUs `int8`, on these `fp8` too.
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Longest text in tokens, special tokens included. Default: what the folder
                 says.
