@@ -66,11 +66,13 @@ class TritonPythonModel:
                 if (shown := self._published.of_generation(engine)) is not None:
                     engine.refuse_in_front(shown)
                 counts = GenerationMetrics(pb_utils.MetricFamily, name, *about)
+                counts.describe(engine.model.place.described)
                 self._role = Role(engine, counts, Generating(engine, counts), cancelled)
             else:
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
                 engine.measure_costs()
                 metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
+                metrics.describe(engine.model.place.described)
                 block = self._published.of(engine, config["max_batch_size"])
                 loop = EncoderLoop(engine, metrics.record, block)
                 metrics.watch_engine(loop)
@@ -79,8 +81,8 @@ class TritonPythonModel:
             gc.collect()
             gc.freeze()
             # The only word of it where the server settled KIND_AUTO by itself.
-            dtype = engine.model.place.dtype
-            pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {dtype}")
+            precision = engine.model.place.described
+            pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {precision}")
         except FusewireError as error:
             if self._published is not None:
                 self._published.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import random
+from pathlib import Path
 
 import fusewire
 import torch
@@ -75,6 +76,7 @@ def trainer_of(
 
 
 def main(folder: str, steps: int, compare: bool) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
     random.seed(0)
     texts = [(review(label), number) for _ in range(1000) for number, label in enumerate(WORDS)]
     arguments = hf.TrainingArguments(

@@ -15,6 +15,7 @@ import argparse
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import fusewire
@@ -65,6 +66,7 @@ def batches(examples: list[dict[str, list[int]]]) -> Iterator[dict[str, torch.Te
 
 
 def main(folder: str, steps: int) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
     hf.set_seed(0)
     texts = paragraphs()
     tokenizer = train_tokenizer(texts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from pathlib import Path
 
 import fusewire
 import transformers as hf
@@ -91,6 +92,7 @@ def untrained(tokenizer: hf.PreTrainedTokenizerFast) -> hf.MarianMTModel:
 
 
 def main(folder: str, steps: int) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
     hf.set_seed(0)
     tokenizer = tokenizer_of_words()
     drawn = numbers(20_000 + HELD_OUT)

@@ -57,6 +57,7 @@ def batch(processor: hf.ViTImageProcessor, count: int) -> dict[str, torch.Tensor
 
 
 def main(folder: str, steps: int) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
     hf.set_seed(0)
     processor = hf.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
     config = hf.ViTConfig(

@@ -504,6 +504,7 @@ MAY_IMPORT = {
         "serving",
         "parity",
         "precision",
+        "settings",
         "smoothing",
     },
     "__main__": {"cli"},

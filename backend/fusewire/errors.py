@@ -22,6 +22,13 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
+def sent(value: object) -> str:
+    """A value of a request as messages quote it: flags and null as JSON spells them."""
+    if value is None or isinstance(value, bool):
+        return _JSON_WORDS[value]
+    return repr(value)[:_LONGEST_VALUE]
+
+
 def type_name(value: object, none: str = "None") -> str:
     """The type of a value as messages name it. `none`: how None was written, null in JSON."""
     return none if value is None else type(value).__name__
@@ -32,13 +39,14 @@ def counted(number: int, things: str) -> str:
     return f"{number} {things if number != 1 else things.removesuffix('s')}"
 
 
+_JSON_WORDS = {None: "null", True: "true", False: "false"}
 _JSON_TYPES = {dict: "object", list: "list", str: "string", int: "number", float: "number"}
 
 
 def json_type(value: object) -> str:
     """A value of JSON as messages name it."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return _JSON_WORDS[value]
     return f"a JSON {_JSON_TYPES[type(value)]}"
 
 
@@ -58,7 +66,8 @@ class InvalidInput(FusewireError):
     def __init__(self, field: str, got: object, wanted: str, remedy: str) -> None:
         self.field = field
         # Lists of a request are kept as tuples.
-        self.got = list(got) if isinstance(got, tuple) else got
+        got = list(got) if isinstance(got, tuple) else got
+        self.got = sent(got) if isinstance(got, bool) else got
         self.wanted, self.remedy = wanted, remedy
         # A field may be a name that the client made up: of any length, with any characters.
         plain = field.isascii() and field.isidentifier() and len(field) <= _LONGEST_NAME

@@ -68,7 +68,8 @@ def _check_head(folder: Path, config: Mapping[str, Any], task: str) -> None:
         return
     if kind == "encoder":  # whose weights may have the head all the same
         try:
-            return check_folder(folder, task)
+            check_folder(folder, task)
+            return
         except CheckpointError:
             pass
     opens = _OF_TASK.get((kind, own), f"fusewire.load, which does {own!r}")

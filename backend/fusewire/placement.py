@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
-from fusewire.precision import Precision, check_kv_cache_dtype
+from fusewire.precision import Precision, check_kv_cache_dtype, check_skipped
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 _MIDDLE = 8  # the zero point of symmetric weights of 4 bits
@@ -292,12 +292,7 @@ class Placement:
     def check_skipped(self) -> None:
         """After models were loaded: ConfigurationError where quantize_skip names no matrix of
         theirs."""
-        unknown = sorted(self._quantize_skip - self.formats.keys())
-        if unknown:
-            raise ConfigurationError(
-                f"quantize_skip: got {unknown[0][:120]!r}, wanted names of matrices of the model, "
-                f"such as {next(iter(self.formats), 'none')!r}; correct or remove it"
-            )
+        check_skipped(self._quantize_skip, self.formats)
 
     def linear_of(
         self,

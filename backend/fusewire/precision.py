@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fusewire.errors import ConfigurationError
@@ -11,6 +12,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("none", "int8", "fp8")
 KV_CACHE_DTYPES = ("auto", "fp8")
 _FORMATS = {"int8": "int8", "fp8": "float8_e4m3"}
+_NUMBER = re.compile(r"\b\d+\b")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,19 @@ def check_kv_cache_dtype(device: str, dtype: str, kv_cache_dtype: str) -> None:
         raise ConfigurationError(
             f"kv_cache_dtype: got 'fp8' on {where}, wanted auto, as only GPUs have kernels for it, "
             "that compute in float16 or bfloat16; leave it out, or choose these"
+        )
+
+
+def check_skipped(skipped: Collection[str], known: Iterable[str]) -> None:
+    """ConfigurationError where quantize_skip names none of the matrices that a model has; those of
+    layers are listed once, with N for their numbers."""
+    known = dict.fromkeys(known)
+    unknown = sorted(name for name in skipped if name not in known)
+    if unknown:
+        names = dict.fromkeys(_NUMBER.sub("N", name) for name in known)
+        raise ConfigurationError(
+            f"quantize_skip: got {unknown[0][:120]!r}, wanted names of matrices of the model: "
+            f"{', '.join(names) or 'none'}; correct or remove it"
         )
 
 

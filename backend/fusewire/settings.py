@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
-from fusewire.errors import ConfigurationError
+from fusewire.errors import ConfigurationError, sent
 
 Pooling = Literal["cls", "mean", "max", "last"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -50,7 +50,7 @@ class WrongSetting(ConfigurationError):
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         self.field = ".".join(str(part) for part in first["loc"])
         self.wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-        got, remedy = f"got {str(first['input'])[:80]!r}", "correct or remove it"
+        got, remedy = f"got {sent(first['input'])}", "correct or remove it"
         if first["type"] == "extra_forbidden":
             known = list(known)
             got, self.wanted = "got an unknown setting", f"one of {', '.join(known)}"

@@ -179,7 +179,7 @@ class ModelInfo:
         """Whether it does the task. Those that write after a source align it with their text."""
         if task in ("translate", "summarise"):
             return self.task == "generate" and "alignment" in self.outputs
-        return self.task == task
+        return self.task == ("generate" if task == "chat" else task)
 
 
 @dataclass(frozen=True)

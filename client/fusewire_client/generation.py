@@ -150,6 +150,7 @@ def chat(
     Args:
         messages: A list of `{"role": …, "content": …}`.
         chat_template_kwargs: Further variables of the template (`enable_thinking`, …).
+        model: Its name; default: the server's only decoder, or its only encoder-decoder model.
 
     Returns:
         As `generate` for one prompt.
@@ -157,6 +158,7 @@ def chat(
     Raises:
         ClientError: With the server's message.
     """
+    model = yield from model_for(settings, model, "chat", timeout_s)
     asked = asked_for(
         details, stream, model, version, timeout_s, parameters,
         max_new_tokens=max_new_tokens, n=n, temperature=temperature, top_p=top_p, top_k=top_k,

@@ -119,7 +119,7 @@ def model_for(
 def _find(settings: Settings, task: str, timeout_s: float | None, given: str) -> Plan[str]:
     if (task, given) not in settings.found:
         loaded = yield from models(settings, timeout_s=timeout_s)
-        fitting = [m.name for m in loaded if m.does(task) and given in ("", *m.inputs)]
+        fitting = [m.name for m in _doing(loaded, task) if given in ("", *m.inputs)]
         if not fitting:
             there = ", ".join(f"{m.name} ({m.task or 'other'})" for m in loaded) or "none"
             takes = f" of {given}" if given in ("image", "pixel_values") else ""
@@ -131,3 +131,11 @@ def _find(settings: Settings, task: str, timeout_s: float | None, given: str) ->
             )
         settings.found[task, given] = fitting[0]
     return settings.found[task, given]
+
+
+def _doing(loaded: Sequence[ModelInfo], task: str) -> list[ModelInfo]:
+    """Those that do the task. Who chats is rarely an encoder-decoder model: one of these where
+    there is no other."""
+    found = [model for model in loaded if model.does(task)]
+    others = [model for model in found if not model.does("translate")]
+    return others if task == "chat" and others else found

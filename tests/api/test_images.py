@@ -129,6 +129,9 @@ def test_pil_images_that_cannot_be_read_are_named(tmp_path, photos):
     for message, image in bad.items():
         with pytest.raises(InvalidInput, match=f"^image 1: image: {message}"):
             embedder.encode([photos[0], image])
+    with pytest.raises(InvalidInput, match="images: got int, wanted a list of images; give one"):
+        embedder.encode(5)
+    assert len(embedder.encode(image for image in photos)) == len(photos)
 
 
 def test_a_folder_without_an_image_processor_is_refused(tmp_path):

@@ -121,6 +121,7 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
         ([b"no", "missing.wav"], {}, r"audio\[1\]: audio: got No such file"),
         (["missing.wav"], {}, r"audio\[0\]: audio: got No such file or directory: missing.wav"),
         ([5], {}, r"audio\[0\]: audio: got int, wanted a file of sound"),
+        (None, {}, "audio: got None, wanted a list of sounds; give one"),
         ({"array": []}, {}, r"audio\[0\]: audio: got dict, wanted a file of sound"),
         (io.StringIO("text"), {}, r"audio\[0\]: audio: got a file that is open as text, .*\"rb\""),
         (np.tile(sounds(1)[0], 5), {"logprobs": 1}, r"audio\[0\]: logprobs: got 1, wanted none"),

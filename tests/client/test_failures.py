@@ -201,7 +201,7 @@ def test_restricted_is_not_unavailable() -> None:
             "model: got minilm, wanted one that does 'classify'; name another with model=…",
         ),
         (
-            "stream: got False, wanted one of the parameters of embed (pooling); remove it",
+            "stream: got false, wanted one of the parameters of embed (pooling); remove it",
             "model: got one that does 'embed', wanted one that does 'generate'; name another with "
             "model=…",
         ),

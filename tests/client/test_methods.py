@@ -154,6 +154,16 @@ def test_models_without_an_encoder_do_not_write_after_a_source(
         call(method, "a")
 
 
+def test_encoder_decoder_models_chat_where_no_other_does(call: Call, server: FakeTriton) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    server.outputs |= {name: ["text_output", "alignment"] for name in ("bart", "opus")}
+    with pytest.raises(InvalidArgument, match=r"got 2 that do 'chat' \(bart, opus\), wanted one"):
+        call("chat", messages)
+    server.outputs |= {name: ["text_output"] for name in ("gpt2", "qwen3")}
+    with pytest.raises(InvalidArgument, match=r"got 2 that do 'chat' \(gpt2, qwen3\), wanted one"):
+        call("chat", messages)
+
+
 def test_no_model_of_a_task_lists_what_there_is(call: Call, server: FakeTriton) -> None:
     del server.outputs["squad"]
     with pytest.raises(NotFound, match="mini \\(embed\\)"):

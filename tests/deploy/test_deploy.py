@@ -69,6 +69,7 @@ def fusewire_metrics() -> set[str]:
             return super().__call__(name, description, kind)
 
     metrics = ServingMetrics(Families(), "m", "embed", 0)
+    metrics.describe("float32")
     metrics.record(Counts())
     metrics.ended([End({}), End(InvalidInput("top_k", 0, "1", "raise it"))])
     metrics.close()

@@ -148,6 +148,6 @@ def test_an_alignment_that_could_be_too_large_is_refused(
 
 
 def test_a_model_without_an_encoder_has_none(tmp_path):
-    wanted = pytest.raises(InvalidInput, match="alignment: got True, wanted false for a model")
+    wanted = pytest.raises(InvalidInput, match="alignment: got true, wanted false for a model")
     with tiny_engine(tmp_path) as engine, wanted:
         ask(engine, "x", alignment=True)

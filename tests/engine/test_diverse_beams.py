@@ -113,6 +113,8 @@ def test_groups_that_cannot_be_are_refused(tmp_path: Path):
             ({"num_beam_groups": 4}, "num_beam_groups: got 4, wanted a divisor of 6"),
             ({"num_beam_groups": 2, "num_beams": 1}, "num_beam_groups: got 2, wanted a divisor of"),
             ({"num_beam_groups": 2}, "diversity_penalty: got 0.0, wanted more than 0 with"),
+            ({"diversity_penalty": 0.5}, "diversity_penalty: got 0.5, wanted 0 without num_beam"),
+            ({"diversity_penalty": 0.5, "top_p": 0.9}, "diversity_penalty: got 0.5, wanted 0"),
         ):
             with pytest.raises(InvalidInput, match=message):
                 engine.parameters(**asked)

@@ -138,7 +138,7 @@ def test_generate_refuses_at_once_in_words(engine):
 
 
 def test_a_wrong_setting_is_refused_in_words():
-    with pytest.raises(ConfigurationError, match=r"^max_waiting: got '0', wanted greater than or"):
+    with pytest.raises(ConfigurationError, match=r"^max_waiting: got 0, wanted greater than or"):
         GenerationSettings(max_waiting=0)
     with pytest.raises(ConfigurationError, match=r"^slots: got an unknown setting, wanted one of"):
         GenerationSettings(slots=2)

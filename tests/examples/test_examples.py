@@ -202,6 +202,14 @@ def test_training_draws_its_loss_and_names_the_command_that_serves(name: str, tr
     assert printed.endswith(f"fusewire serve {name}={folder}\n")
 
 
+@pytest.mark.parametrize("name", [script for script, *_ in TRAINED.values()])
+def test_a_file_is_no_folder_to_train_into(name: str, tmp_path: Path) -> None:
+    (file := tmp_path / "model").touch()
+    script = [sys.executable, EXAMPLES / name, file, "--steps=1000000"]
+    done = subprocess.run(script, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines()[-1] == f"FileExistsError: [Errno 17] File exists: '{file}'"
+
+
 def test_a_trained_classifier_tells_texts_apart(trained: Any) -> None:
     folder, printed = trained("reviews")
     assert number_in(printed, r"accuracy (\d\.\d+)") > 0.95

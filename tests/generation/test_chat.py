@@ -95,7 +95,7 @@ def test_flags_of_the_template_may_be_written_as_strings(chat: Chat) -> None:
             "chat_template_kwargs: got 'messages', wanted names of variables other than",
         ),
         (MESSAGES, {"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs: got 'a b'"),
-        (MESSAGES, {"continue_final_message": True}, "continue_final_message: got True"),
+        (MESSAGES, {"continue_final_message": True}, "continue_final_message: got true"),
     ],
 )
 def test_what_is_wrong_is_named(chat: Chat, messages: Any, parameters: Any, words: str) -> None:
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_named(chat: Chat, messages: Any, parameters: Any, word
 def test_the_parameters_of_a_template_want_messages(chat: Chat) -> None:
     inputs, reader = {"text_input": np.array([b"p"], object)}, ParameterReader(LIMITS)
     assert read(inputs, {"add_generation_prompt": True}, reader, chat).prompt == "p"
-    with pytest.raises(InvalidInput, match="add_generation_prompt: got False, wanted true or null"):
+    with pytest.raises(InvalidInput, match="add_generation_prompt: got false, wanted true or null"):
         read(inputs, {"add_generation_prompt": False}, reader, chat)
 
 

@@ -149,7 +149,7 @@ def test_beams_as_hugging_face_and_vllm_spell_them() -> None:
         ({"n": 5}, "n: got 5, wanted at most 4, which is num_beams"),
         ({"num_return_sequences": 5}, "num_return_sequences: got 5, wanted at most 4"),
         ({"temperature": 0.7}, "temperature: got 0.7, wanted none with num_beams 4"),
-        ({"do_sample": True}, "do_sample: got True, wanted none with num_beams"),
+        ({"do_sample": True}, "do_sample: got true, wanted none with num_beams"),
         ({"top_p": 0.7}, "top_p: got 0.7, wanted none with num_beams"),
         ({"best_of": 4}, "best_of: got 4, wanted none with num_beams"),
         ({"stop": "x"}, r"stop: got \['x'\], wanted none with num_beams"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.models import check_folder
 from fusewire.parity import REFERENCES, Floors, decoders, encoders, parity
 from fusewire.parity.encoders import ComparedEncoder
 from fusewire.parity.text_files import Line
@@ -250,6 +251,21 @@ def test_fp32_of_a_quantised_folder_is_dequantised(tmp_path, form, stored, least
     found = parity(tmp_path, against="fp32", sequences=2)
     assert found.dtype == f"float32 ({stored} weights)"
     assert least < found.largest < most
+
+
+def test_matrices_that_are_left_out_cost_nothing(tmp_path):
+    tiny_decoder(tmp_path, "llama")
+    found = parity(tmp_path, quantize="int8", against="fp32", sequences=2)
+    names = [*check_folder(tmp_path, "generate")]
+    some, none = (
+        parity(tmp_path, quantize="int8", quantize_skip=left, against="fp32", sequences=2)
+        for left in (names[:-1], names)
+    )
+    assert found.largest > some.largest > none.largest == 0
+    assert some.dtype == "float32 (int8 weights)"
+    assert none.dtype == "float32"
+    with pytest.raises(ConfigurationError, match="quantize_skip: got 'embed', wanted names of"):
+        parity(tmp_path, quantize="int8", quantize_skip=["embed"], against="fp32", sequences=2)
 
 
 def test_fp32_needs_neither_torch_nor_transformers(generator, texts, minilm, pairs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from fusewire.serving.supervisor.server import Server
 from fusewire_client import Client
 
 from tests.engine.generating import tiny_folder
+from tests.reference import tiny_checkpoint
+from tests.weights.quantized.writers import gptq, quantise
 
 TEXTS = ["a cat sleeps", "the stock market fell"]
 PROMPT, TOKENS = "Once upon a time", 24
@@ -62,3 +65,17 @@ def test_int8_answers_are_those_of_the_classes(server: Server, minilm: Path, wri
 
 def test_what_is_printed_names_the_format(server: Server) -> None:
     assert sum("float32 (int8 weights)" in line for line in lines(server)) == 2
+
+
+def test_of_a_quantised_folder_it_names_what_is_computed(tmp_path: Path) -> None:
+    forms = {"kept": gptq(group_size=32), "ordered": gptq(group_size=32, act_order=True)}
+    for name, form in forms.items():
+        model = tiny_checkpoint(tmp_path / name, "bert", "classify", hidden_size=64)
+        quantise(tmp_path / name, model, form, plain=("pooler.dense", "classifier"))
+    folders = [str(tmp_path / name) for name in forms]
+    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=2)
+    on_cpu = Deployment(device="cpu")
+    with Server(folders, settings, deployment=on_cpu) as server:
+        printed = "\n".join(lines(server))
+    assert re.search(r"kept +classify +cpu +float32 \(int4 weights\)\n", printed)
+    assert re.search(r"ordered +classify +cpu +float32, gptq dequantised\n", printed)

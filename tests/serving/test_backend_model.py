@@ -120,12 +120,16 @@ def test_the_log_says_where_an_instance_computes(
     logged: list[str] = []
     logger = types.SimpleNamespace(log_info=logged.append)
     monkeypatch.setattr(model.pb_utils, "Logger", logger, raising=False)
-    metrics = types.SimpleNamespace(watch=print, watch_engine=print, record=lambda counts: None)
+    described: list[str] = []
+    metrics = types.SimpleNamespace(
+        describe=described.append, watch=print, watch_engine=print, record=lambda counts: None
+    )
     monkeypatch.setattr(model, "ServingMetrics", lambda *arguments: metrics)
     monkeypatch.setattr(model.pb_utils, "MetricFamily", None, raising=False)
     tiny_checkpoint(tmp_path / "1", "bert")
     model.TritonPythonModel().initialize(arguments(tmp_path))
     assert logged == ["m: KIND_CPU: computes on cpu in float32"]
+    assert described == ["float32"]
 
 
 def test_an_unknown_parameter_is_a_load_error(model: Any, tmp_path: Path) -> None:

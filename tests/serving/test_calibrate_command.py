@@ -104,6 +104,22 @@ def test_where_smoothing_made_it_worse_that_is_said(
     )
 
 
+@pytest.mark.parametrize("quantize", [[], ["--quantize", "int8"]])
+def test_a_matrix_that_there_is_not_is_refused_with_those_there_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    quantize: list[str],
+) -> None:
+    folder, repository = tiny_folder(tmp_path / "model"), tmp_path / "repository"
+    arguments = "import", folder, "--repository", repository, "--device", "cpu", *quantize
+    assert run(monkeypatch, *arguments, "--quantize-skip", "lm_head,h.0.mlp") == 2
+    message = capsys.readouterr().err
+    assert "got 'h.0.mlp', wanted names of matrices of the model: wte, h.N.attn.c_attn," in message
+    assert not repository.exists()
+    assert run(monkeypatch, *arguments, "--quantize-skip", "lm_head,h.0.mlp.c_fc") == 0
+
+
 def test_an_encoder_is_not_smoothed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

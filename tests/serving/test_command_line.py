@@ -256,7 +256,7 @@ def test_serve_names_the_folder_at_fault(
         (["serve", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
         (["serve", "a=/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
         (["serve", "a b=/nowhere"], "name: got 'a b'"),
-        (["serve", "/tmp", "--watch-interval-s=0"], "watch_interval_s: got '0.0'"),
+        (["serve", "/tmp", "--watch-interval-s=0"], "watch_interval_s: got 0.0,"),
         (["serve", "/tmp", "--device=gpu"], "device: got 'gpu'"),
         (["import", "/tmp", "--device=cuda:0,0"], "device: got 'cuda:0,0'"),
         (["serve", "/tmp", "--config=/nowhere"], "config: got /nowhere"),

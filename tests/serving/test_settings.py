@@ -77,7 +77,7 @@ def test_true_is_no_number_and_a_number_may_be_text(settings: typing.Any) -> Non
         if {int, float} & {field.annotation, *typing.get_args(field.annotation)}:
             numbers.append(name)
             for flag in (True, False):
-                words = f"^{name}: got '{flag}', wanted (integer|number);"
+                words = f"^{name}: got {str(flag).lower()}, wanted (integer|number);"
                 with pytest.raises(ConfigurationError, match=words):
                     validated(settings, {**task, name: flag})
             least = max([7, *(limit.ge for limit in field.metadata if hasattr(limit, "ge"))])

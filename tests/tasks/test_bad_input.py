@@ -170,7 +170,7 @@ CASES = {
     "unknown parameter": (
         text_request("a", trunkate=True),
         "trunkate",
-        r"got True, wanted one of the parameters of hidden \(truncate, max_length\); remove it",
+        r"got true, wanted one of the parameters of hidden \(truncate, max_length\); remove it",
     ),
     "parameter of another task": (
         text_request("a", top_k=3),
@@ -184,7 +184,7 @@ CASES = {
         "max_length",
         "got 8.0, wanted a whole number",
     ),
-    "flag for a number": (text_request("a", max_length=True), "max_length", "got True, wanted a w"),
+    "flag for a number": (text_request("a", max_length=True), "max_length", "got true, wanted a w"),
     "number below its bound": (
         text_request("a", max_length=0),
         "max_length",

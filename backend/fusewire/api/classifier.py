@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from fusewire.api.arguments import check_top_k, listed
 from fusewire.api.text_model import TextModel
 from fusewire.errors import InvalidInput, type_name
 from fusewire.settings import ScoreFunction
@@ -68,10 +69,9 @@ class Classifier(TextModel):
         Raises:
             InvalidInput: A text is not a str, or is too long without truncation.
         """
-        if top_k is not None and top_k < 1:
-            raise InvalidInput("top_k", top_k, "1 or more", "raise it, or give None for all")
+        check_top_k(top_k, "raise it, or give None for all")
         one = isinstance(texts, (str, Mapping, tuple))
-        given: Any = [texts] if one else texts
+        given: Any = [texts] if one else listed("texts", texts, "texts")
         many = [_pair(text) for text in given]
         if not many:
             return []

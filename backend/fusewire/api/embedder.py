@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fusewire.api import similarity
+from fusewire.api.arguments import listed
 from fusewire.api.text_model import TextModel
 from fusewire.errors import InvalidInput
 from fusewire.tasks.parameters import Value
@@ -92,7 +93,7 @@ class Embedder(TextModel):
         if truncate_dim is not None and not 1 <= truncate_dim <= dimension:
             remedy = "choose a dimension that the model was trained for"
             raise InvalidInput("truncate_dim", truncate_dim, f"1..{dimension}", remedy)
-        many = [texts] if isinstance(texts, str) else list(texts)
+        many = [texts] if isinstance(texts, str) else listed("texts", texts, "texts")
         if not many:
             return np.empty((0, truncate_dim or dimension), np.float32)
         parameters: dict[str, Value] = {"truncate": True}

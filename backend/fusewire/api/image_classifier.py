@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from fusewire.api.arguments import check_top_k
 from fusewire.api.classifier import Label
 from fusewire.api.image_folder import Image, ImageFolder
-from fusewire.errors import InvalidInput
 from fusewire.tasks.classify import default_function
 from fusewire.tasks.scores import sigmoid, softmax
 
@@ -54,8 +54,7 @@ class ImageClassifier(ImageFolder):
         Raises:
             InvalidInput: An image cannot be read: it names which and why.
         """
-        if top_k is not None and top_k < 1:
-            raise InvalidInput("top_k", top_k, "1 or more", "raise it, or give None for all")
+        check_top_k(top_k, "raise it, or give None for all")
         logits = self._results(images, batch_size)
         default = default_function(self._model.config.get("problem_type"), len(self.labels))
         function = function_to_apply or default

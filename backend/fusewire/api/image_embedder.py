@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.api.arguments import listed
 from fusewire.api.image_folder import Image, ImageFolder
 from fusewire.api.image_texts import ImageTexts
 
@@ -64,7 +65,7 @@ class ImageEmbedder(ImageFolder):
             InvalidInput: A text is too long for the model (CLIP: 77 tokens, SigLIP: 64), or no str.
             CheckpointError: The model has no encoder of texts, or the folder no tokenizer.
         """
-        many = [texts] if isinstance(texts, str) else list(texts)
+        many = [texts] if isinstance(texts, str) else listed("texts", texts, "texts")
         with self._lock:
             found = _scaled(self._texts.encode(many), normalize_embeddings)
         return found[0] if isinstance(texts, str) else found

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.api.arguments import listed
 from fusewire.errors import InvalidInput, type_name
 from fusewire.images import ImageWorkers, PILImage, read_preprocessing, upright
 from fusewire.models import load_image_model
@@ -73,8 +74,7 @@ class ImageFolder:
         self, images: Image | Sequence[Image], batch_size: int | None
     ) -> NDArray[np.float32]:
         """What the head makes of one or more images, [n, values]; InvalidInput names the image."""
-        if isinstance(images, Image):
-            images = [images]
+        images = [images] if isinstance(images, Image) else listed("images", images, "images")
         if not images:
             raise InvalidInput("images", "none", "1 or more", "give an image")
         size = _BATCH if batch_size is None else batch_size

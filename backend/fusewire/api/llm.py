@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from fusewire.api.arguments import listed
 from fusewire.api.offline import Prompt, answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
@@ -159,13 +160,15 @@ class LLM:
                 rejects a conversation.
             IncompleteOutputs: As for `generate`.
         """
-        conversations = [messages] if _is_conversation(messages) else messages
+        conversations: list[Any] = listed(MESSAGES, messages, "messages")
+        if _is_conversation(conversations):
+            conversations = [conversations]
         prompts = []
         for index, conversation in enumerate(conversations):
             try:
                 prompts.append(
                     self._chat.prompt(
-                        conversation,  # type: ignore[arg-type]
+                        conversation,
                         add_generation_prompt=add_generation_prompt,
                         chat_template_kwargs=chat_template_kwargs,
                     )
@@ -196,7 +199,7 @@ def _prompts(prompts: Any) -> list[Any]:
     one = isinstance(prompts, (str, Mapping)) or (
         isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
     )
-    return [_plain(prompt) for prompt in ([prompts] if one else prompts)]
+    return [_plain(each) for each in ([prompts] if one else listed("prompts", prompts, "prompts"))]
 
 
 def _plain(prompt: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.api.arguments import check_top_k, listed
 from fusewire.api.text_model import TextModel
 from fusewire.errors import InvalidInput, type_name
 from fusewire.tasks.rerank import score_function
@@ -58,7 +59,7 @@ class Reranker(TextModel):
         Raises:
             InvalidInput: A pair is not two texts.
         """
-        many: list[Any] = list(pairs)
+        many = listed("pairs", pairs, "(query, document)")
         one = len(many) > 0 and isinstance(many[0], str)
         if one:
             many = [pairs]
@@ -112,12 +113,8 @@ class Reranker(TextModel):
             raise InvalidInput(
                 "model", f"{self._labels} labels", "1, as a reranker has", "call predict instead"
             )
-        if top_k is not None and top_k < 1:
-            raise InvalidInput("top_k", top_k, "1 or more", "raise it or leave it out")
-        if isinstance(documents, (str, bytes)):
-            got = f"one {type_name(documents)}"
-            raise InvalidInput("documents", got, "a list of texts", "write [text]")
-        documents = list(documents)
+        check_top_k(top_k, "raise it or leave it out")
+        documents = listed("documents", documents, "texts")
         scores = np.atleast_1d(
             self.predict(
                 [(query, document) for document in documents],

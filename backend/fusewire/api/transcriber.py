@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.api.arguments import listed
 from fusewire.api.offline import answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.audio import SoundReader
@@ -144,7 +145,8 @@ class Transcriber:
             IncompleteOutputs: Some cannot be heard, or failed while computing; it holds the outputs
                 of the others.
         """
-        many: Any = [audio] if isinstance(audio, _ONE) or _is_file(audio) else audio
+        one = isinstance(audio, _ONE) or _is_file(audio)
+        many: Any = [audio] if one else listed(_FIELD, audio, "sounds")
         named = {"language": language, "task": task, "return_timestamps": return_timestamps}
         asked = {**parameters, **{name: v for name, v in named.items() if v is not None}}
         sounds = []

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fusewire.api.arguments import check_top_k
 from fusewire.api.classifier import Label
 from fusewire.api.image_folder import Image, ImageFolder
 from fusewire.api.image_texts import ImageTexts
-from fusewire.errors import InvalidInput
 from fusewire.tasks.label_sentences import TEMPLATE, sentences
 from fusewire.tasks.scores import sigmoid, softmax
 
@@ -60,8 +60,7 @@ class ZeroShotImageClassifier(ImageFolder):
             InvalidInput: There is no label, one is empty or too long, the template has no `{}`, or
                 an image cannot be read: it names which and why.
         """
-        if top_k is not None and top_k < 1:
-            raise InvalidInput("top_k", top_k, "1 or more", "raise it, or give None for all")
+        check_top_k(top_k, "raise it, or give None for all")
         texts = sentences(candidate_labels, hypothesis_template)
         with self._lock:
             if self._labels_before[0] != texts:

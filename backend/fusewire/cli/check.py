@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from fusewire.cli.console import Json, Model, err, out
 from fusewire.errors import counted
+from fusewire.settings import names
 
 if TYPE_CHECKING:
     from fusewire.parity import Parity
@@ -45,6 +46,13 @@ def check(
     quantize: Annotated[
         str, typer.Option(metavar="none|int8|fp8", help="How the layers' matrices are stored.")
     ] = "none",
+    quantize_skip: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Matrices that it leaves, as of `serve` and `import`, with commas between them.",
+        ),
+    ] = "",
     kv_cache_dtype: Annotated[
         str,
         typer.Option(
@@ -139,6 +147,7 @@ def check(
             device,
             dtype,
             quantize=quantize,
+            quantize_skip=names(quantize_skip),
             kv_cache_dtype=kv_cache_dtype,
             against=against,
             sequences=sequences,

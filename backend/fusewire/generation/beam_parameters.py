@@ -55,7 +55,8 @@ class BeamParameters(BaseModel):
         ge=0,
         le=100,
         description="With num_beam_groups: subtracted from a token's log-probability for each "
-        "beam of an earlier group that took it in the same step. Default: the folder's.",
+        "beam of an earlier group that took it in the same step; refused without. Default: the "
+        "folder's.",
     )
     patience: Real = Field(
         default=1.0,

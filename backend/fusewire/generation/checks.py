@@ -190,6 +190,10 @@ def _check_beam_groups(p: GenerationParameters, refuse: Callable[..., NoReturn])
     if p.num_beam_groups > 1 and not p.diversity_penalty:
         wanted = f"more than 0 with num_beam_groups {p.num_beam_groups}, which would be equal"
         refuse("diversity_penalty", p.diversity_penalty, wanted, "raise it")
+    named = "diversity_penalty" in p.model_fields_set
+    if p.num_beam_groups == 1 and p.diversity_penalty and named:
+        wanted = "0 without num_beam_groups, as it tells groups apart"
+        refuse("diversity_penalty", p.diversity_penalty, wanted, "add them, or remove it")
 
 
 def _check_source_options(

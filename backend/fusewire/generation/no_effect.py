@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, sent
 from fusewire.text.written import written_flag, written_real
 
 # Hugging Face's, of a folder or a request.
@@ -63,7 +63,7 @@ def without_no_effect(values: Mapping[str, Any]) -> dict[str, Any]:
         value, harmless = left.pop(name), REQUEST[name]
         if value is not None and not has_no_effect(value, harmless):
             raise InvalidInput(
-                name, repr(value)[:80], f"{spelled(harmless)}, as it is not supported", "remove it"
+                name, sent(value), f"{spelled(harmless)}, as it is not supported", "remove it"
             )
     return left
 

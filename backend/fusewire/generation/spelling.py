@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, sent
 from fusewire.text.written import written_flag
 
 # A parameter's other name.
@@ -78,7 +78,7 @@ def _take_beam_search(given: dict[str, Any]) -> None:
         return
     flag = written_flag(given.pop(BEAM_SEARCH))
     if not isinstance(flag, bool):
-        raise InvalidInput(BEAM_SEARCH, repr(flag)[:80], "true or false", "correct it")
+        raise InvalidInput(BEAM_SEARCH, sent(flag), "true or false", "correct it")
     if "num_beams" in given:
         got, wanted = "it and num_beams together", "one of them"
         raise InvalidInput(BEAM_SEARCH, got, wanted, "drop one")
@@ -111,14 +111,14 @@ def refusal(
     name = names_given(values).get(name := str(first["loc"][0]), name)
     if first["type"] == "extra_forbidden":
         wanted = f"one of the parameters of generation ({', '.join(known)})"
-        return InvalidInput(name, repr(first["input"])[:80], wanted, "remove it")
+        return InvalidInput(name, sent(first["input"]), wanted, "remove it")
     words = _WANTED | _WANTED_OF_ONE if len(first["loc"]) == 1 else _WANTED
     if first["type"] in words:
         wanted = words[first["type"]].format(**first.get("ctx", {}))
     else:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     # Of a list that is too long its length says more than its beginning.
-    got = repr(first["input"])[:80]
+    got = sent(first["input"])
     if first["type"] == "too_long":
         got = f"{len(first['input'])} entries"
     elif first["type"] == "string_too_long":

@@ -5,7 +5,7 @@ An architecture is one file here (config.json -> Blueprint) and one row in `regi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from fusewire.models.decoder import DecoderModel
 from fusewire.models.encoder import EncoderModel
 from fusewire.models.generation_config import eos_token_ids, target_tokens
 from fusewire.models.image_folders import (
-    check_image_folder,
+    image_parts,
     load_image_model,
     load_image_text_model,
     load_text_tower,
@@ -28,6 +28,7 @@ from fusewire.models.image_folders import (
 from fusewire.models.image_model import ImageModel
 from fusewire.models.image_text_model import ImageTextModel
 from fusewire.models.language_head import with_stored_bias
+from fusewire.models.matrices import matrices_of
 from fusewire.models.paged_texts import PagedTexts
 from fusewire.models.registry import (
     ARCHITECTURES,
@@ -76,13 +77,22 @@ __all__ = [
 ]
 
 
-def check_folder(folder: Path | str, task: str) -> None:
+def check_folder(folder: Path | str, task: str) -> dict[str, None]:
     """CheckpointError where `load_model` or `load_decoder` would raise it, found without reading a
-    weight: config.json, and the weights' headers against it."""
+    weight: config.json, and the weights' headers against it. Names of the matrices that `quantize`
+    is of, in order."""
+    names: dict[str, None] = {}
+    for blueprint, head, checkpoint in _parts(folder, task):
+        checkpoint.check(blueprint.tensors(head), blueprint.unread)
+        names |= matrices_of(blueprint, head, checkpoint)
+    return names
+
+
+def _parts(folder: Path | str, task: str) -> Sequence[tuple[Blueprint, str | None, Checkpoint]]:
+    """What is loaded of a folder: blueprints with the head of each."""
     values = read_config(folder)
     if reads_images(values):
-        check_image_folder(folder, task)
-        return
+        return image_parts(folder, task)
     blueprint = blueprint_of(values, task)
     if task in TASK_HEADS:
         head = TASK_HEADS[task]
@@ -93,7 +103,7 @@ def check_folder(folder: Path | str, task: str) -> None:
     checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
     if head == "generate":
         blueprint = with_stored_bias(blueprint, checkpoint)
-    checkpoint.check(blueprint.tensors(head), blueprint.unread)
+    return [(blueprint, head, checkpoint)]
 
 
 def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint:

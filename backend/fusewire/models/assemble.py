@@ -39,8 +39,7 @@ class Weights:
         where the placement quantises it. Tied tables share their memory."""
         table, place = embeddings.word, self._place
         origin = self._checkpoint.origin(table.name)
-        as_stored = embeddings.word_projection is None and embeddings.word_norm is None
-        as_stored &= not table.skipped
+        as_stored = embeddings.words_as_stored
         if as_stored and origin in self._words:
             return self._words[origin]
         rows = self._stored(table.name) if as_stored else self._changed_words(embeddings)

@@ -143,6 +143,11 @@ class Embeddings:
         # No kernel adds token types to words that it scales, or does not norm.
         assert self.token_type is None or (self.norm is not None and self.scale == 1)
 
+    @property
+    def words_as_stored(self) -> bool:
+        """Whether the table of words is the tensor as it is, which others may share."""
+        return self.word_projection is None and self.word_norm is None and not self.word.skipped
+
 
 @dataclass(frozen=True)
 class Patches:

@@ -61,18 +61,20 @@ def check_task(images: Blueprint, task: str, model_type: str) -> None:
         )
 
 
-def check_image_folder(folder: Path | str, task: str) -> None:
-    """CheckpointError where `load_image_text_model` would raise it, without reading a weight."""
+def image_parts(folder: Path | str, task: str) -> list[tuple[Blueprint, str, Checkpoint]]:
+    """What `load_image_text_model` loads of a folder, no weight of which is read: blueprints with
+    the head of each. CheckpointError."""
     parts = parts_of(folder, task)
     values = read_config(folder)
     config = Config(values)
     config.labels()
-    checked = [(image_encoder(values).blueprint(config), parts.head)]
+    towers = [(image_encoder(values).blueprint(config), parts.head)]
     if parts.texts:
-        checked.append((encoder_of_texts(values).blueprint(config), "embed"))
-    for blueprint, head in checked:
-        checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
-        checkpoint.check(blueprint.tensors(head), blueprint.unread)
+        towers.append((encoder_of_texts(values).blueprint(config), "embed"))
+    return [
+        (blueprint, head, Checkpoint.open(folder, blueprint.prefix, blueprint.aliases))
+        for blueprint, head in towers
+    ]
 
 
 def load_image_model(folder: Path | str, task: str, place: Placement | None = None) -> ImageModel:

@@ -6,7 +6,7 @@ the logits of next tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ def parity(
     dtype: str = "auto",
     *,
     quantize: str = "none",
+    quantize_skip: Collection[str] = (),
     kv_cache_dtype: str = "auto",
     against: str = "transformers",
     sequences: int | None = None,
@@ -54,6 +55,7 @@ def parity(
     Args:
         model: A folder or an id (`hub.model_folder`).
         quantize: How ours stores the layers' matrices (`Placement`).
+        quantize_skip: Names of those that it leaves.
         kv_cache_dtype: How ours stores keys and values, of a model that generates: auto or, on a
             GPU, fp8.
         against: `transformers` (CPU, fp32, eager attention, one sequence at a time), which needs
@@ -68,13 +70,13 @@ def parity(
         floors: What passes in the place of the default tolerance.
 
     Raises:
-        ConfigurationError: torch or transformers is missing, arguments exclude each other, or a
-            line of a file, which is named, is at fault.
+        ConfigurationError: torch or transformers is missing, arguments exclude each other,
+            `quantize_skip` names no matrix, or a line of a file, which is named, is at fault.
         CheckpointError: The folder cannot be loaded.
     """
     floors = floors or Floors()
     _check(against, {"sequences": sequences, "texts": texts, "pairs": pairs})
-    place = Placement(device, dtype, quantize, kv_cache_dtype=kv_cache_dtype)
+    place = Placement(device, dtype, quantize, quantize_skip, kv_cache_dtype)
     folder = model_folder(model)
     config = read_config(folder)
     task = task or tasks_of(config)
@@ -96,6 +98,7 @@ def parity(
     # The last before the model's weights are read: torch and transformers take seconds to import.
     reference = REFERENCES[against]()
     compared = _opened(folder, config, task, place, lines, sequences or _SEQUENCES, random)
+    place.check_skipped()
     floors.check(perplexity=compared.continues_texts, pairs=given is not None)
 
     dtype = compared.place.dtype

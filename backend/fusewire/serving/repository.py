@@ -20,7 +20,7 @@ from pathlib import Path
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import check_folder, model_kind, read_config, reads_images, tasks_of
-from fusewire.precision import Precision, check_kv_cache_dtype
+from fusewire.precision import Precision, check_kv_cache_dtype, check_skipped
 from fusewire.serving import model_config
 from fusewire.serving.config import (
     BATCHING,
@@ -101,7 +101,7 @@ def import_folder(
         chosen["task"] = tasks_of(config)
     checked = model_settings(chosen)
     contract(checked.task)
-    check_folder(source, checked.task)
+    check_skipped(checked.quantize_skipped, check_folder(source, checked.task))
     images = reads_images(config)
     if check_files(source, config, checked.task) is None and not images:
         _log.warning(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, sent
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat, read_messages
 from fusewire.generation.parameter_reader import ParameterReader
@@ -143,7 +143,7 @@ def sent_parameters(
 def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:
     value = written_flag(values.pop(name, default))
     if not isinstance(value, bool):
-        raise InvalidInput(name, repr(value)[:80], "true or false", "correct or remove it")
+        raise InvalidInput(name, sent(value), "true or false", "correct or remove it")
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput, type_name
+from fusewire.errors import InvalidInput, sent, type_name
 from fusewire.tasks.inputs import decoded
 
 FIELD = "candidate_labels"
@@ -44,7 +44,7 @@ def sentences(labels: Sequence[str], template: str | None) -> list[str]:
             raise InvalidInput(FIELD, got, "a word or more", "leave it out")
     template = TEMPLATE if template is None else template
     if not isinstance(template, str) or _PLACE not in template:
-        got, wanted = repr(template)[:80], "a sentence with {} in the place of the label"
+        got, wanted = sent(template), "a sentence with {} in the place of the label"
         raise InvalidInput(
             "hypothesis_template", got, wanted, f"give {TEMPLATE!r}, or leave it out"
         )

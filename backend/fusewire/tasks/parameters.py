@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.errors import ConfigurationError, InvalidInput, sent
 from fusewire.settings import EngineSettings, WrongSetting
 from fusewire.text.written import written_flag, written_whole
 
@@ -84,7 +84,7 @@ def override(
         if name not in known:
             raise InvalidInput(
                 name,
-                repr(value)[:80],
+                sent(value),
                 f"one of the parameters of {task} ({', '.join(known)})",
                 "remove it",
             )
@@ -92,7 +92,7 @@ def override(
     try:
         settings = EngineSettings(**values)
     except WrongSetting as wrong:
-        got = repr(values[wrong.field])[:80]
+        got = sent(values[wrong.field])
         raise InvalidInput(wrong.field, got, wrong.wanted, "correct or remove it") from None
     if settings.max_length is not None and settings.max_length > longest:
         raise InvalidInput(
@@ -119,4 +119,4 @@ def _typed(name: str, value: Value) -> Value:
         if isinstance(value, str):
             return value
         wanted = "a word"
-    raise InvalidInput(name, repr(value)[:80], wanted, "correct or remove it")
+    raise InvalidInput(name, sent(value), wanted, "correct or remove it")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.errors import CheckpointError, InvalidInput, sent
 from fusewire.models.blueprint import Dense
 from fusewire.tasks.sentence_dense import read_dense, weight_file
 from fusewire.weights import file_in, read_json
@@ -121,7 +121,7 @@ class SentenceFiles:
             return ""
         if name not in self.prompts:
             known = ", ".join(self.prompts) or "none, as the model folder has no prompts"
-            raise InvalidInput("prompt_name", repr(name)[:80], f"one of {known}", "correct it")
+            raise InvalidInput("prompt_name", sent(name), f"one of {known}", "correct it")
         return self.prompts[name]
 
 

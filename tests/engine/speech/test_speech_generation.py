@@ -189,7 +189,7 @@ NOTHING = np.zeros((2 * POSITIONS, BINS), np.float32)
         (Sound(NOTHING), {"task": "sing"}, "task: got 'sing'"),
         (Sound(NOTHING), {"target_prefix": "a"}, "target_prefix: got a, wanted null for a model"),
         (Sound(NOTHING), {"decoder_input_ids": [5]}, "decoder_input_ids: got"),
-        (Sound(NOTHING), {"alignment": True}, "alignment: got True, wanted null"),
+        (Sound(NOTHING), {"alignment": True}, "alignment: got true, wanted null"),
         (Sound(NOTHING), {"max_new_tokens": 61}, "max_new_tokens: got 61, wanted at most 60"),
         (Sound(NOTHING), {"num_beams": 9}, "num_beams: got 9, wanted at most 8"),
         (

@@ -66,6 +66,16 @@ class Families:
         ]
 
 
+def test_what_an_instance_computes_in_is_a_label_until_it_ends() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0, "cpu")
+    metrics.describe("float32 (int8 weights)")
+    labels = {"model": "m", "device": "cpu", "precision": "float32 (int8 weights)"}
+    assert families.value("model_info", **labels) == 1
+    metrics.close()
+    assert families.value("model_info", **labels) == 0
+
+
 def test_what_executions_did_is_added_up() -> None:
     families = Families()
     metrics = ServingMetrics(families, "m", "embed", reloads=2)

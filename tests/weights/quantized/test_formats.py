@@ -45,6 +45,16 @@ def test_the_last_group_may_be_shorter(tmp_path, form):
     np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_zero_points_of_gptq_are_those_of_all_codes(tmp_path, bits, version):
+    """0 too, of rows without negative numbers, which version 1 borrows from the next one for."""
+    weight, signs = np.abs(random_weight()), np.repeat([1, -1, 1, 1, -1], 16)
+    form = gptq(bits, symmetric=False, version=version)
+    layer = write_layer(tmp_path, form, weight * signs[:, None])
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
+
+
 def test_rows_and_columns_that_fill_no_word(tmp_path):
     layer = write_layer(
         tmp_path, pack_quantized(symmetric=False, group_size=-1), random_weight(3, 5)

@@ -60,9 +60,7 @@ class _Integers:
         return weight
 
 
-def integers(
-    weight: np.ndarray, bits: int, groups: np.ndarray, symmetric: bool, least_zero: int = 0
-) -> _Integers:
+def integers(weight: np.ndarray, bits: int, groups: np.ndarray, symmetric: bool) -> _Integers:
     """Rounded to the nearest of 2 ** bits numbers, group by group; scales are of fp16."""
     rows, most = weight.shape[0], (1 << bits) - 1
     count = int(groups.max()) + 1
@@ -77,7 +75,7 @@ def integers(
             else:
                 low, high = min(values.min(), 0), max(values.max(), 0)
                 scale = (high - low) / (most - 1)
-                zero = max(least_zero, round(float(-low / scale)))
+                zero = round(float(-low / scale))
             scales[row, group] = scale
             zeros[row, group] = zero
             code = np.rint(values / np.float32(scales[row, group])) + zero
@@ -101,6 +99,11 @@ def packed(codes: np.ndarray, bits: int, axis: int, nibbles: tuple[int, ...] = (
     return torch.from_numpy(words.view(np.int32))
 
 
+def _less(words: torch.Tensor, number: int) -> torch.Tensor:
+    whole = [[(word - number) % (1 << 32) for word in row] for row in words.tolist()]
+    return torch.tensor(whole).to(torch.int32)
+
+
 def in_order(columns: int, size: int) -> np.ndarray:
     return np.array([column // size for column in range(columns)])
 
@@ -118,15 +121,16 @@ def gptq(
     version: str = "gptq",
     method: str = "gptq",
 ) -> Format:
-    less = 1 if version == "gptq" else 0
+    # Version 1 has GPTQModel's words: one less in each code, borrowed from the next if it is 0.
+    less = sum(1 << at for at in range(0, 32, bits)) if version == "gptq" else 0
 
     def write(weight: np.ndarray) -> Layer:
         size = weight.shape[1] if group_size == -1 else group_size
         groups = (shuffled if act_order else in_order)(weight.shape[1], size)
-        whole = integers(weight, bits, groups, symmetric, least_zero=less)
+        whole = integers(weight, bits, groups, symmetric)
         tensors = {
             "qweight": packed(whole.codes.T, bits, 0),
-            "qzeros": packed(whole.zeros.T - less, bits, 1),
+            "qzeros": _less(packed(whole.zeros.T, bits, 1), less),
             "scales": torch.from_numpy(whole.scales.T.copy()),
             "g_idx": torch.from_numpy(groups.astype(np.int32)),
         }

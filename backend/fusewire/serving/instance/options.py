@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, sent
 from fusewire.serving.probe import PARAMETER as PROBE
 from fusewire.text.written import written_flag, written_whole
 
@@ -37,10 +37,10 @@ def take_options(parameters: dict[str, Any]) -> Options:
     tenant = parameters.pop("tenant", "")
     if not isinstance(tenant, str) or len(tenant) > _MOST_TENANT_CHARACTERS:
         wanted = f"a text of at most {_MOST_TENANT_CHARACTERS} characters"
-        raise InvalidInput("tenant", repr(tenant)[:80], wanted, "correct or remove it")
+        raise InvalidInput("tenant", sent(tenant), wanted, "correct or remove it")
     probe = written_flag(parameters.pop(PROBE, False))
     if not isinstance(probe, bool):
-        raise InvalidInput(PROBE, repr(probe)[:80], "true or false", "correct or remove it")
+        raise InvalidInput(PROBE, sent(probe), "true or false", "correct or remove it")
     return Options(timeout_us / 1e6 if timeout_us else None, priority, tenant, probe)
 
 
@@ -49,5 +49,5 @@ def _whole(parameters: dict[str, Any], name: str, least: int, most: int, meaning
     value = written_whole(given)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         wanted = f"a whole number of {least}..{most} ({meaning})"
-        raise InvalidInput(name, repr(given)[:80], wanted, "correct or remove it")
+        raise InvalidInput(name, sent(given), wanted, "correct or remove it")
     return value

@@ -117,6 +117,7 @@ class ModelSeries:
         self._family = family
         self._tenants = tenants
         self._labels = {"model": model, "task": task}
+        self._device = device
         self._memory = kernels.default_allocator(device)
         self._updates: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._families: dict[str, Any] = {}
@@ -143,6 +144,11 @@ class ModelSeries:
         self._due_sent: float | None = None
         self._outcomes: dict[tuple[str, ...], Any] = {}
         self._thread = threading.Thread(target=self._send, daemon=True)
+
+    def describe(self, precision: str) -> None:
+        """What the instance computes in and stores weights in, as `Placement.described`."""
+        labels = {"device": self._device, "precision": precision}
+        self._gauge("model_info", "What instances compute in; always 1", **labels).set(1)
 
     def watch(self, progress: Progress) -> None:
         """Reports this engine's progress from now on."""

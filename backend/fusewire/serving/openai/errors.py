@@ -27,6 +27,7 @@ from fusewire.errors import (
     Overloaded,
     QueueFull,
     Unavailable,
+    sent,
     status_of,
 )
 
@@ -156,7 +157,9 @@ def no_form(kind: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value of any size, as Python writes it."""
+    """The beginning of a value of any size, as Python writes it, but flags and null."""
+    if value is None or isinstance(value, bool):
+        return sent(value)
     return _REPR.repr(value)[:_SHOWN_CHARACTERS]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +13,6 @@ from typing import Any
 from fusewire import __version__
 from fusewire.precision import Precision
 from fusewire.serving import model_config, repository
-from fusewire.serving.config import GeneratorSettings
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.serving.supervisor.server import Server
 from fusewire.tasks.contract import GENERATING, TRANSCRIBE
@@ -19,6 +20,8 @@ from fusewire.text.tokenizer_files import tokenizer_file
 
 _PROMPT = "Once upon a time"
 _TEXTS = ("text_input", "text_pair")
+_INFO = re.compile(r"^fusewire_model_info\{(.*)\} 1$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,23 @@ def _served(server: Server, model: str) -> Served:
     if config.backend != model_config.BACKEND:
         return Served(model, "", device, "")
     settings = model_config.check(config, model)
-    precision = Precision.of(device, settings.dtype, settings.quantize)
-    stored = [precision.weights, precision.layers]
-    if folder := repository.served_version(server.entry(model)):
-        stored += [repository.quantized_as(folder) or precision.weights]
-    cache = settings.kv_cache_dtype if isinstance(settings, GeneratorSettings) else "auto"
-    return Served(model, settings.task, device, precision.with_weights(stored, cache))
+    asked = Precision.of(device, settings.dtype, settings.quantize).described
+    return Served(model, settings.task, device, " or ".join(_precisions(server, model)) or asked)
+
+
+def _precisions(server: Server, model: str) -> Iterator[str]:
+    """What the model's instances say that they compute in, and where they made something else of
+    the weights that a folder has quantised. None where the server shows no metrics."""
+    folder = repository.served_version(server.entry(model))
+    method = repository.quantized_as(folder) if folder else None
+    try:
+        page = server.endpoint.metrics()
+    except (OSError, http.client.HTTPException):
+        return
+    found = (dict(_LABEL.findall(labels)) for labels in _INFO.findall(page))
+    for each in dict.fromkeys(one["precision"] for one in found if one["model"] == model):
+        dequantised = method is not None and " weights" not in each
+        yield f"{each}, {method} dequantised" if dequantised else each
 
 
 def _table(rows: list[Any]) -> Iterator[str]:

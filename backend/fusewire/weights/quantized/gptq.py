@@ -41,7 +41,9 @@ class Gptq:
         settings.choice("pack_dtype", ("int32",), "int32")
         key = "checkpoint_format" if "checkpoint_format" in settings.values else "format"
         version = settings.choice(key, ("gptq", "gptq_v2"), "gptq")
-        self._less = 1 if version == "gptq" else 0  # qzeros hold the zero point less this
+        # Added to the words of qzeros: version 1 stores them less 1 in each code, with borrows.
+        ones = sum(1 << at for at in range(0, 32, self._bits))
+        self._stored_less = np.uint32(ones if version == "gptq" else 0)
         settings.absent("rotation", "adapter", "is_marlin_format")
         _check_exceptions(settings)
         self._model_type = model_type
@@ -73,16 +75,13 @@ class Gptq:
                 raise module.fault("g_idx", "an order", "columns in order, as desc_act is false")
             groups = stored
         grid = (outputs, scales.shape[1])
-        zeros = Codes(module.words("qzeros").T, grid, self._bits, axis=0).all()
-        # Zero points of 2 ** bits would not fit into the codes; packers let them spill over.
-        most = (1 << self._bits) - 1 - self._less
-        if zeros.max() > most:
-            raise module.fault("qzeros", zeros.max(), f"at most {most} (gptq_v2 has all)")
+        words = module.words("qzeros") + self._stored_less  # modulo 2 ** 32, as GPTQModel adds it
+        zeros = Codes(words.T, grid, self._bits, axis=0).all()
         return QuantizedWeight(
             Codes(module.words("qweight").T, (outputs, inputs), self._bits),
             whole_numbers(self._bits),
             np.ascontiguousarray(scales),
-            zeros.astype(np.float32) + np.float32(self._less),
+            zeros.astype(np.float32),
             1,
             groups,
         )

@@ -1,0 +1,32 @@
+"""What several classes say of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fusewire.api.arguments import check_top_k, listed
+from fusewire.errors import InvalidInput
+
+
+@pytest.mark.parametrize("given", [["a"], ("a",), iter("a"), np.array(["a"])])
+def test_what_can_be_gone_through_is_a_list(given: Any) -> None:
+    assert listed("texts", given, "texts") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [("a", "one str"), (b"a", "one bytes"), ({"a": 1}, "one dict"), (None, "None"), (5, "int")],
+)
+def test_one_thing_and_none_are_no_list(given: Any, got: str) -> None:
+    with pytest.raises(InvalidInput, match=f"texts: got {got}, wanted a list of texts; "):
+        listed("texts", given, "texts")
+
+
+def test_top_k_is_a_whole_number() -> None:
+    for right in (None, 1, np.int64(3)):
+        check_top_k(right, "")
+    for wrong in (0, -1, True, "1", 1.0):
+        with pytest.raises(InvalidInput, match=r"top_k: got .*, wanted a whole number of"):
+            check_top_k(wrong, "")
