@@ -139,9 +139,8 @@ py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
   return array_of(wanted);
 }
 
-// Where the rows of the next step write and read.
+// What is to be done for the rows of the next step, and the pages that nobody reads any more.
 struct Forks {
-  py::array_t<int32_t> block_table;
   py::array_t<int64_t> sources, destinations;
   py::array_t<int32_t> released, released_offsets;
 };
@@ -174,16 +173,33 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
   expect_offsets("fork_pages", offsets, pages.size(), parents.size());
   std::vector<PageCopy> copies;
   std::vector<int32_t> released, released_offsets{0};
-  int64_t width = 0;
   for (size_t i = 0; i < pages.size(); ++i) {
     const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
-    if (begin < end) {
-      pages[i]->fork(parents.data() + begin, end - begin, copies, released);
-      width = std::max(width, pages[i]->width());
-    }
+    if (begin < end) pages[i]->fork(parents.data() + begin, end - begin, copies, released);
     released_offsets.push_back(static_cast<int32_t>(released.size()));
   }
-  const py::ssize_t rows = parents.size();
+  std::vector<int64_t> from, to;
+  for (const PageCopy& copy : copies) {
+    from.push_back(copy.from);
+    to.push_back(copy.to);
+  }
+  return {array_of(from), array_of(to), array_of(released), array_of(released_offsets)};
+}
+
+py::array_t<int32_t> beam_tables(const std::vector<BeamPages*>& pages,
+                                 const Array<int32_t>& offsets) {
+  expect_all("beam_tables", pages);
+  expect_offsets("beam_tables", offsets, pages.size(), -1);
+  int64_t width = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const int32_t beams = offsets.data()[i + 1] - offsets.data()[i];
+    if (beams > pages[i]->running()) {
+      fail("beam_tables: offsets: got ", beams, " rows of request ", i, ", wanted at most ",
+           pages[i]->running(), ", its beams");
+    }
+    if (beams > 0) width = std::max(width, pages[i]->width());
+  }
+  const py::ssize_t rows = offsets.data()[pages.size()];
   py::array_t<int32_t> table(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(width)});
   std::memset(table.mutable_data(), 0, static_cast<size_t>(table.nbytes()));
   for (size_t i = 0; i < pages.size(); ++i) {
@@ -191,12 +207,7 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
       pages[i]->table(row - offsets.data()[i], table.mutable_data() + row * width);
     }
   }
-  std::vector<int64_t> from, to;
-  for (const PageCopy& copy : copies) {
-    from.push_back(copy.from);
-    to.push_back(copy.to);
-  }
-  return {table, array_of(from), array_of(to), array_of(released), array_of(released_offsets)};
+  return table;
 }
 
 }  // namespace
@@ -219,13 +230,13 @@ void register_beams(py::module_& m) {
       .def(
           py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
                       double length_penalty, const py::object& early_stopping, int64_t groups,
-                      int64_t n, double patience) {
+                      int64_t n, double patience, bool settles) {
             return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
-                               early_stopping_of(early_stopping), groups, n, patience});
+                               early_stopping_of(early_stopping), groups, n, patience, settles});
           }),
           py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
           "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
-          "patience"_a = 1.0,
+          "patience"_a = 1.0, "settles"_a = true,
           "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
           "`beams` finished hypotheses; False, when the best running beam at its length is no "
           "better than the worst of them; \"never\", when it would not be at max_tokens either. "
@@ -233,7 +244,8 @@ void register_beams(py::module_& m) {
           "4.56's group beam search. n: hypotheses that are asked for, the best. patience: a "
           "search "
           "waits for round(patience * beams / groups) finished hypotheses of each group instead of "
-          "beams / groups, and keeps as many.")
+          "beams / groups, and keeps as many. settles: whether steps are to say what they made "
+          "certain.")
       .def_property_readonly("groups", [](const BeamSearch& s) { return s.settings().groups; })
       .def_property_readonly("eos_token_ids",
                              [](const BeamSearch& s) { return s.settings().eos_token_ids; })
@@ -304,9 +316,7 @@ void register_beams(py::module_& m) {
       "Before fork_pages: fresh int32, the wanted pages of all requests, one after the other. "
       "int32[rows]: the page that each row will write to where its request's page begins with the "
       "fork, whoever its parent will be, else -1.");
-  py::class_<Forks>(m, "BeamForks", "Where the rows of the next step read and write.")
-      .def_readonly("block_table", &Forks::block_table,
-                    "int32[rows, width], 0 beyond a request's pages.")
+  py::class_<Forks>(m, "BeamForks", "What a fork leaves to do.")
       .def_readonly("sources", &Forks::sources,
                     "int64[copies]: pages to copy before the step, none of which is a destination.")
       .def_readonly("destinations", &Forks::destinations)
@@ -317,6 +327,9 @@ void register_beams(py::module_& m) {
   m.def("fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a,
         "Gives every row the past of its parent and room for one more position, all wanted pages "
         "being given. offsets and parents as BeamStep's.");
+  m.def("beam_tables", &beam_tables, "pages"_a, "offsets"_a,
+        "int32[rows, width]: where the rows read and write behind a fork, 0 beyond a request's "
+        "pages. offsets as for that fork.");
 }
 
 }  // namespace fusewire

@@ -40,7 +40,8 @@ def expect_equal(one: StepBatch, other: StepBatch) -> None:
 def go_on(rows: StepRows, counts: list[int], rng: np.random.Generator) -> None:
     offsets = np.cumsum([0, *counts], dtype=np.int32)
     tokens = rng.integers(0, 50, offsets[-1])
-    rows.go_on(offsets, tokens, rng.integers(0, 9, (offsets[-1], 3)).astype(np.int32))
+    table = rng.integers(0, 9, (offsets[-1], 3)).astype(np.int32)
+    rows.go_on(offsets, tokens, lambda: table)
 
 
 def apart(sequences: list[GenerationSequence]) -> list[BeamRows]:
@@ -48,7 +49,7 @@ def apart(sequences: list[GenerationSequence]) -> list[BeamRows]:
     for sequence in sequences:
         rows = sequence.rows
         assert rows is not None
-        found.append(BeamRows(rows.tokens, rows.position, rows.block_table))
+        found.append(BeamRows(rows.tokens, rows.position, rows.block_table, rows.stored))
     return found
 
 
@@ -78,7 +79,7 @@ def test_rows_that_were_made_anew_are_taken_instead() -> None:
     go_on(rows, [2, 2], np.random.default_rng(0))
     assert rows.are_of(sequences)
     assert not rows.are_of(sequences[::-1])
-    sequences[1].rows = BeamRows(np.array([3, 4]), 5, np.ones((2, 1), np.int32))
+    sequences[1].rows = BeamRows(np.array([3, 4]), 5, np.ones((2, 1), np.int32), 0)
     assert not rows.are_of(sequences)
     batch = packed(sequences)
     assert batch.input_ids[2:].tolist() == [3, 4]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from fusewire.engine.beam_candidates import BeamCandidates, forced
 from fusewire.engine.beam_rows import StepRows
 from fusewire.engine.fork_memory import ForkMemory
 from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.kv_cache import KvCache
 from fusewire.engine.sampling import Sampler
 from fusewire.engine.sequence_pages import SequencePages
 from fusewire.placement import Placement
@@ -29,9 +31,13 @@ class BeamCohort:
     """Groups in the order of a step's rows, until others join or some of them end."""
 
     def __init__(
-        self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]
+        self,
+        sequences: Sequence[GenerationSequence],
+        groups: Sequence[BeamGroup],
+        pages: KvCache,
     ) -> None:
         self.groups = list(groups)
+        self._cache = pages
         kind = groups[0].kind
         assert kind is not None  # and that of all
         self.kind = kind
@@ -56,6 +62,9 @@ class BeamCohort:
         stored = [search.length - 1 for search in self.searches]
         self.rows = StepRows(sequences, (self.prompts + stored).tolist())
         self.beams = self.rows.beams
+        self.reserved = any([each.reserved for each in self.taken])  # pages for the next fork
+        self._all_run = True  # as long as nobody else has released pages
+        self._releases = pages.releases
         self._full = np.cumsum([0, *self.beams], dtype=np.int32)  # offsets where none has fewer
         self._forks: ForkMemory | None = None
         # Tokens that end a text, [searches, most of one], -1 in what is left.
@@ -95,14 +104,18 @@ class BeamCohort:
         """Whether each has as many beams as it may, by the offsets of their rows."""
         return not (offsets != self._full).any()
 
-    def needs_pages(self, page_size: int) -> bool:
+    @property
+    def needs_pages(self) -> bool:
         """Whether their next fork may: a page begins with it, or some are reserved for it."""
-        begins = not ((self.rows.positions + 1) % page_size).all()
-        return begins or any([each.reserved for each in self.taken])
+        return self.reserved or not ((self.rows.positions + 1) % self._cache.page_size).all()
 
     @property
     def all_run(self) -> bool:
-        return None not in [each.pages for each in self.rows.sequences]
+        """Looked up again only when somebody's pages were released."""
+        if self._releases != self._cache.releases:
+            self._releases = self._cache.releases
+            self._all_run = None not in [each.pages for each in self.rows.sequences]
+        return self._all_run
 
     def fork_memory(self, place: Placement, width: int) -> ForkMemory:
         """Of forks of all beams, in block tables so wide."""
@@ -126,26 +139,25 @@ class BeamCohort:
             self.candidates = BeamCandidates(place, self.offsets, self.wanted)
         return self.candidates
 
-    def go_on(self, step: kernels.BeamStep, table: np.ndarray) -> None:
+    def go_on(self, step: kernels.BeamStep) -> None:
         """Every search has taken a step; one that is done has no rows from here on."""
         self.offsets, self.scores = step.offsets, step.scores
-        self.rows.go_on(step.offsets, step.tokens, table)
+        rows, before = self.rows, int(self.rows.stored.sum())
+        rows.go_on(
+            step.offsets, step.tokens, partial(kernels.beam_tables, self.pages, step.offsets)
+        )
+        rows.stored = (rows.positions - self.prompts) * rows.counts
+        self._cache.advance_beams(int(rows.stored.sum()) - before)
         for sampling in self._forced:  # of others nobody counts
             sampling.new_tokens += 1
         self._until_forced -= 1
         if self._until_forced < 0:
             self._until_forced = self._steps_until_forced()
-        if not self.rows.counts.all():
-            for row in np.flatnonzero(self.rows.counts == 0).tolist():
-                self.rows.sequences[row].rows = None
+        if not rows.counts.all():
+            for row in np.flatnonzero(rows.counts == 0).tolist():
+                rows.sequences[row].rows = None
 
     def _steps_until_forced(self) -> float:
         """Infinite where no token is from here on."""
         left = [at - each.new_tokens for each in self._forced for at in each.forced]
         return min([steps for steps in left if steps >= 0], default=inf)
-
-    @property
-    def stored(self) -> list[int]:
-        """By the running beams of each, behind its prompt, each beam's own counted."""
-        stored: list[int] = ((self.rows.positions - self.prompts) * self.rows.counts).tolist()
-        return stored

@@ -73,16 +73,13 @@ class BeamGroup:
         *,
         renormalizes: bool = False,
         diversity_penalty: float = 0.0,
-        quiet: bool = False,
     ) -> None:
         """`sampling`: what changes log-probabilities, before the first token; `renormalizes`:
         whether they are normalised again after that. `diversity_penalty`: of a token for each time
-        that groups before chose it in the same step (Vijayakumar et al., 2018).
-        `quiet`: nobody asks what is certain of its texts before its end."""
+        that groups before chose it in the same step (Vijayakumar et al., 2018)."""
         self.search = search
         self.renormalizes = renormalizes
         self.diversity_penalty = diversity_penalty
-        self.quiet = quiet
         self.pages: kernels.BeamPages | None = None  # once the prompt is stored
         self.parts = [BeamPart(sampling)]
         if search.groups > 1:

@@ -263,8 +263,8 @@ class GenerationLoop:
         groups = [generation.beams for generation in generations if generation.beams]
         found = self._beam_groups.begin(logits, first, sequences, groups, batch.block_table)
         if found is None:
-            settled = self._beam_groups.advance(logits, first, sequences, groups)
-            self._search_answers.tell(sequences, groups, settled)
+            advanced = self._beam_groups.advance(logits, first, sequences, groups)
+            self._search_answers.tell(advanced)
         else:
             self._take_beams(found, step, now)
 
@@ -276,10 +276,10 @@ class GenerationLoop:
             self._expire(self._look_ahead.begin_beams(step, found, now))
         self._search_answers.tell_settled()
         ahead = found.forked
-        settled = self._beam_groups.finish(found)
+        advanced = self._beam_groups.finish(found)
         if self._look_ahead and ahead and not found.forked:
             self._look_ahead.drop()
-        self._search_answers.tell(found.sequences, found.groups, settled)
+        self._search_answers.tell(advanced)
 
     def _logits(self, step: Step, batch: StepBatch) -> Tensor:
         """Runs the step, and takes down the log-probabilities of prompts that are wanted."""

@@ -384,7 +384,8 @@ class GenerationScheduler:
         self._rows.leave(sequence)
         self._slots -= sequence.slots
         self._beams -= sequence.beams
-        self._cache.release(sequence.pages)
+        rows = sequence.rows
+        self._cache.release(sequence.pages, 0 if rows is None else rows.stored)
         sequence.pages, sequence.rows, sequence.stored = None, None, 0
         for past in sequence.returning:
             past.pages = None

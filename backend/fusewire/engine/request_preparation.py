@@ -193,6 +193,7 @@ class RequestPreparation:
             groups=parameters.num_beam_groups,
             n=parameters.n,
             patience=parameters.patience,
+            settles=not quiet,
         )
         if search.candidates > MOST_CANDIDATES:
             most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
@@ -204,7 +205,6 @@ class RequestPreparation:
             sampling,
             renormalizes=parameters.renormalize_logits,
             diversity_penalty=parameters.diversity_penalty,
-            quiet=quiet,
         )
 
     def _check_alignment(self, parameters: GenerationParameters, target: int, source: int) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fusewire.engine.aligner import Aligner
 from fusewire.engine.beam_group import BeamGroup
+from fusewire.engine.beam_groups import Advanced
 from fusewire.engine.branches import Branch, Generation
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation_errors import FORBIDDEN, NOT_FINITE
-from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.open_requests import OpenRequests
 from fusewire.engine.request import failure
 from fusewire.errors import ComputeFailed, FusewireError, InvalidInput
@@ -26,16 +26,9 @@ class SearchAnswers:
         # Whose callbacks raised at that: they end after the step, which has rows of theirs.
         self._broken: dict[Generation, FusewireError] = {}
 
-    def tell(
-        self,
-        sequences: Sequence[GenerationSequence],
-        groups: Sequence[BeamGroup],
-        settled: Mapping[BeamGroup, Sequence[tuple[int, float]]],
-    ) -> None:
-        """A step took these searches on. `settled`: of those that have such, the tokens that are
-        certain since, with their log-probabilities."""
-        both = zip(sequences, groups, strict=True)
-        for sequence, group in [one for one in both if one[0].rows is None or one[1] in settled]:
+    def tell(self, advanced: Sequence[Advanced]) -> None:
+        """A step took these searches on."""
+        for sequence, group, settled in advanced:
             if sequence not in self._requests.owners:  # it has ended since
                 continue
             generation = self._requests.owners[sequence][0]
@@ -45,7 +38,7 @@ class SearchAnswers:
                 if sequence.rows is None:
                     self._end(generation, group)
                 else:
-                    self._settled.append((generation, settled[group]))
+                    self._settled.append((generation, settled))
             except Exception as error:
                 self._requests.fail(generation, failure(error))
 
