@@ -242,16 +242,19 @@ Settled BeamSearch::settle() {
   return settled;
 }
 
-std::vector<Hypothesis> BeamSearch::hypotheses() const {
+std::vector<Hypothesis> BeamSearch::hypotheses(int64_t most) const {
   std::vector<Finished> together;
   for (const Group& group : groups_) {
     together.insert(together.end(), group.finished.begin(), group.finished.end());
   }
-  keep_best(together, settings_.groups * awaited());
+  keep_best(together, std::min(most, settings_.groups * awaited()));
   std::vector<Hypothesis> all;
   for (const Finished& finished : together) {
     Hypothesis hypothesis{{}, {}, finished.sum, finished.score};
-    for (int32_t node : path(finished.node)) {
+    const std::vector<int32_t> nodes = path(finished.node);
+    hypothesis.tokens.reserve(nodes.size());
+    hypothesis.log_probs.reserve(nodes.size());
+    for (const int32_t node : nodes) {
       hypothesis.tokens.push_back(trie_[static_cast<size_t>(node)].token);
       hypothesis.log_probs.push_back(trie_[static_cast<size_t>(node)].log_prob);
     }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace fusewire {
@@ -94,8 +95,8 @@ class BeamSearch {
   // where nobody asks.
   Settled settle();
   // The finished ones, best first, at most those that groups wait for; fewer where tokens were
-  // forbidden or the vocabulary is small.
-  std::vector<Hypothesis> hypotheses() const;
+  // forbidden or the vocabulary is small. `most`: of these.
+  std::vector<Hypothesis> hypotheses(int64_t most = std::numeric_limits<int64_t>::max()) const;
 
  private:
   // (token, parent) of every beam of every step: histories share what they have in common.

@@ -56,7 +56,7 @@ def apart(sequences: list[GenerationSequence]) -> list[BeamRows]:
 @pytest.mark.parametrize("sourced", [False, True])
 def test_shared_rows_are_packed_as_those_of_each(sourced: bool) -> None:
     rng, sequences = np.random.default_rng(0), searches(3, sourced=sourced)
-    rows = StepRows(sequences, [7, 0, 20])
+    rows = StepRows(sequences, np.int32([1, 1, 1]), np.int32([7, 0, 20]), 16)
     for step, counts in enumerate(([4, 1, 2], [4, 1, 2], [4, 3, 2])):
         go_on(rows, counts, rng)
         together = packed(sequences)
@@ -75,7 +75,7 @@ def test_shared_rows_are_packed_as_those_of_each(sourced: bool) -> None:
 def test_rows_that_were_made_anew_are_taken_instead() -> None:
     """As those of a group that waited meanwhile."""
     sequences = searches(2, sourced=True)
-    rows = StepRows(sequences, [7, 0])
+    rows = StepRows(sequences, np.int32([1, 1]), np.int32([7, 0]), 16)
     go_on(rows, [2, 2], np.random.default_rng(0))
     assert rows.are_of(sequences)
     assert not rows.are_of(sequences[::-1])
@@ -84,3 +84,22 @@ def test_rows_that_were_made_anew_are_taken_instead() -> None:
     batch = packed(sequences)
     assert batch.input_ids[2:].tolist() == [3, 4]
     assert batch.positions.tolist() == [8, 8, 5, 5]
+
+
+def test_pages_begin_where_positions_say_so() -> None:
+    sequences, rng = searches(3, sourced=False), np.random.default_rng(0)
+    rows = StepRows(sequences, np.int32([1, 1, 1]), np.int32([7, 0, 20]), 4)
+    for _ in range(12):
+        go_on(rows, [4, 4, 4], rng)
+        for steps in (1, 2):
+            begins = (rows.positions + steps) % 4 == 0
+            assert rows.begins(steps) == begins.any()
+            goes_on = rows.positions + steps + 1 < 40
+            assert rows.pages_for_forks(steps) == (
+                (4 * (begins & goes_on)).tolist() if begins.any() else []
+            )
+        np.testing.assert_array_equal(rows.places, (rows.positions + 1) // 4)
+        assert rows.places is rows.places
+        assert rows.least_left == (40 - rows.positions).min()
+        assert rows.stored == 4 * sum(rows.positions - 1)
+        assert sum(own.stored for own in rows.of_each) == rows.stored

@@ -5,7 +5,7 @@ takes Python little."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -44,13 +44,12 @@ class BeamCohort:
         self._biases: tuple[NDArray[np.int32], list[kernels.Tensor]] | None = None  # of offsets
         self.parts = [group.parts[0] for group in groups]
         self.searches = [group.search for group in groups]
-        self.wanted = np.array([search.candidates for search in self.searches], np.int32)
+        now = kernels.search_rows(self.searches)
+        self.wanted = now.candidates
         self.candidates: BeamCandidates | None = None  # of the last step
         self._forced = [part.sampling for part in self.parts if part.sampling.forced]
         self._until_forced = self._steps_until_forced()
-        scores = [part.scores for part in self.parts]
-        self.offsets = np.cumsum([0, *map(len, scores)], dtype=np.int32)
-        self.scores = np.concatenate(scores)  # of the rows
+        self.offsets, self.scores = now.offsets, now.scores  # of the rows
         self.taken: list[SequencePages] = []
         self.pages: list[kernels.BeamPages] = []
         for sequence, group in zip(sequences, groups, strict=True):
@@ -58,22 +57,19 @@ class BeamCohort:
             assert group.pages is not None
             self.taken.append(sequence.pages)
             self.pages.append(group.pages)
-        self.prompts = np.array([each.length for each in self.taken], np.int32)
-        stored = [search.length - 1 for search in self.searches]
-        self.rows = StepRows(sequences, (self.prompts + stored).tolist())
+        prompts = np.array([each.length for each in self.taken], np.int32)
+        self.rows = StepRows(sequences, prompts, prompts + now.lengths - 1, pages.page_size)
         self.beams = self.rows.beams
+        self._stored = self.rows.stored
         self.reserved = any([each.reserved for each in self.taken])  # pages for the next fork
         self._all_run = True  # as long as nobody else has released pages
         self._releases = pages.releases
         self._full = np.cumsum([0, *self.beams], dtype=np.int32)  # offsets where none has fewer
+        self._is_full = np.array_equal(self.offsets, self._full)
         self._forks: ForkMemory | None = None
-        # Tokens that end a text, [searches, most of one], -1 in what is left.
-        ends = [search.eos_token_ids for search in self.searches]
-        self.ends = np.full((len(ends), max(map(len, ends))), -1, np.int32)
-        for of_search, tokens in zip(self.ends, ends, strict=True):
-            of_search[: len(tokens)] = tokens
-        for row, part in enumerate(self.parts):
-            part.join(self, row)
+        # Of the block tables of steps behind which pages of these places are written.
+        self._width: tuple[NDArray[np.int32], int] | None = None
+        self._ends = now.ends
 
     def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
         """Whether these take the next step, all of them where the last one left them."""
@@ -83,7 +79,7 @@ class BeamCohort:
     def forks_alone(self) -> bool:
         """Whether candidates alone say how the beams of all go on from the step whose candidates
         come next: none has fewer than it may have, and no token is forced."""
-        return not self.forces and self.is_full(self.offsets)
+        return self._is_full and not self.forces
 
     @property
     def forces(self) -> bool:
@@ -100,14 +96,10 @@ class BeamCohort:
             scores = self.scores[self.offsets[rows][:, None] + np.arange(beams)]
             candidates[:, rows] = forced(candidates[:, rows], scores, one_of)
 
-    def is_full(self, offsets: NDArray[np.int32]) -> bool:
-        """Whether each has as many beams as it may, by the offsets of their rows."""
-        return not (offsets != self._full).any()
-
     @property
     def needs_pages(self) -> bool:
         """Whether their next fork may: a page begins with it, or some are reserved for it."""
-        return self.reserved or not ((self.rows.positions + 1) % self._cache.page_size).all()
+        return self.reserved or self.rows.begins(1)
 
     @property
     def all_run(self) -> bool:
@@ -120,8 +112,16 @@ class BeamCohort:
     def fork_memory(self, place: Placement, width: int) -> ForkMemory:
         """Of forks of all beams, in block tables so wide."""
         if self._forks is None or self._forks.width != width:
-            self._forks = ForkMemory(place, self._full, self.ends, width)
+            self._forks = ForkMemory(place, self._full, self._ends, width)
         return self._forks
+
+    def table_width(self, width: Callable[[int], int]) -> int:
+        """Of the next step's block table, which has the pages up to its rows' `places`; `width`:
+        what a model takes that has so many."""
+        places = self.rows.places
+        if self._width is None or self._width[0] is not places:
+            self._width = places, width(int(places.max()) + 1)
+        return self._width[1]
 
     def biases(self, sampler: Sampler) -> list[kernels.Tensor]:
         """Of the rows, which are the same as long as there are as many of each group."""
@@ -142,19 +142,20 @@ class BeamCohort:
     def go_on(self, step: kernels.BeamStep) -> None:
         """Every search has taken a step; one that is done has no rows from here on."""
         self.offsets, self.scores = step.offsets, step.scores
-        rows, before = self.rows, int(self.rows.stored.sum())
+        self._is_full = step.full
+        rows = self.rows
         rows.go_on(
             step.offsets, step.tokens, partial(kernels.beam_tables, self.pages, step.offsets)
         )
-        rows.stored = (rows.positions - self.prompts) * rows.counts
-        self._cache.advance_beams(int(rows.stored.sum()) - before)
+        before, self._stored = self._stored, rows.stored
+        self._cache.advance_beams(self._stored - before)
         for sampling in self._forced:  # of others nobody counts
             sampling.new_tokens += 1
         self._until_forced -= 1
         if self._until_forced < 0:
             self._until_forced = self._steps_until_forced()
-        if not rows.counts.all():
-            for row in np.flatnonzero(rows.counts == 0).tolist():
+        for row in step.told.tolist():
+            if not rows.counts[row]:
                 rows.sequences[row].rows = None
 
     def _steps_until_forced(self) -> float:

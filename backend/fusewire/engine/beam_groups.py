@@ -124,7 +124,7 @@ class BeamGroups:
         scores, log_probs = (values[row].view(np.float32) for row in (0, 1))
         kernels.advance_beams(cohort.searches, scores, log_probs, values[2], values[3])
         step = kernels.running_beams(cohort.searches)
-        if not cohort.is_full(step.offsets):
+        if not step.full:
             counts = np.diff(step.offsets)
             # The device has not forked as follows here: what it computed then is of no use.
             found.forked &= not ((counts != cohort.beams) & (counts != 0)).any()
@@ -137,7 +137,7 @@ class BeamGroups:
             self._pages.take_for_beams(cohort.taken, [0] * len(cohort.taken))
             cohort.reserved = False
         cohort.go_on(step)
-        return _told(step, step.offsets, cohort.rows.sequences, cohort.groups)
+        return _told(step, cohort.rows.sequences, cohort.groups)
 
     def _give_pages(self, cohort: BeamCohort, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
         """To the next fork, of as many beams; nothing is reserved for it any more."""
@@ -208,7 +208,7 @@ class BeamGroups:
             parts, begin_of.tolist(), step.offsets.tolist(), step.offsets[1:].tolist(), strict=False
         ):
             own = slice(start, end)
-            part.go_on(start - begin, step.scores[own], step.parents[own], step.tokens[own])
+            part.go_on(start - begin, step.parents[own], step.tokens[own])
         for at, (sequence, group) in enumerate(zip(sequences, groups, strict=True)):
             own = slice(*offsets[at : at + 2].tolist())
             before = 0 if sequence.rows is None else sequence.rows.stored
@@ -222,23 +222,20 @@ class BeamGroups:
             stored = each * len(tokens)
             sequence.rows = BeamRows(tokens, sequence.pages.length + each, table[own], stored)
             self._pages.advance_beams(stored - before)
-        return _told(step, offsets, sequences, groups)
+        return _told(step, sequences, groups)
 
 
 def _told(
     step: kernels.BeamStep,
-    offsets: NDArray[np.int32],
     sequences: Sequence[GenerationSequence],
     groups: Sequence[BeamGroup],
 ) -> list[Advanced]:
-    """Those whose rows are from offsets[i] to offsets[i + 1]."""
-    some = (offsets[1:] == offsets[:-1]) | (step.settled_offsets[1:] > step.settled_offsets[:-1])
-    if not some.any():
+    if not step.told.size:
         return []
     tokens, log_probs = step.settled_tokens.tolist(), step.settled_log_probs.tolist()
     ends = step.settled_offsets.tolist()
     told = []
-    for at in np.flatnonzero(some).tolist():
+    for at in step.told.tolist():
         own = slice(ends[at], ends[at + 1])
         settled = list(zip(tokens[own], log_probs[own], strict=True))
         told.append((sequences[at], groups[at], settled))

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+_NO_TABLE = np.zeros((0, 0), np.int32)
+
 
 class BeamRows(NamedTuple):
     """The running beams of a sequence, a row of the next step each."""
@@ -29,25 +31,35 @@ class StepRows:
     """The same of sequences that take their steps together, end to end, step after step: those of
     sequence i are rows offsets[i] to offsets[i + 1]."""
 
-    def __init__(self, sequences: Sequence[Any], positions: Sequence[int]) -> None:
-        """They become the sequences' `rows`. `positions`: of the tokens before the next ones."""
+    def __init__(
+        self,
+        sequences: Sequence[Any],
+        prompts: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        page_size: int,
+    ) -> None:
+        """They become the sequences' `rows`. `positions`: of the tokens before the next ones, of
+        which so many are the prompt's."""
         self.sequences = list(sequences)
-        # Of each, as BeamRows has it.
-        self.stored = np.array(
-            [0 if each.rows is None else each.rows.stored for each in sequences], np.int64
-        )
+        beams = [0 if each.rows is None else len(each.rows) for each in sequences]
+        self.offsets = np.cumsum([0, *beams], dtype=np.int32)
+        self.counts = np.diff(self.offsets)  # of rows
         self.of_each = [BeamRowsOf(self, index) for index in range(len(sequences))]
         for sequence, rows in zip(sequences, self.of_each, strict=True):
             sequence.rows = rows
-        self.positions = np.array(positions, np.int32)  # of the next tokens of each
+        self.prompts = prompts
+        self.positions = positions  # of the next tokens of each
+        self._page_size = page_size
+        # Behind how many steps from here on a page of one begins, less whole pages.
+        self._begins = {*(-positions % page_size).tolist()}
+        self._steps = 0
+        self._places: NDArray[np.int32] | None = None
         self.most_tokens = np.array([each.most_tokens for each in sequences], np.int32)
+        self.least_left = int((self.most_tokens - positions).min())  # positions, of any of them
         self.beams = np.array([each.beams for each in sequences], np.int32)  # at most
-        self.counts = np.zeros(len(sequences), np.int32)  # of rows
+        self.most_rows = int(self.beams.sum())
         self.tokens = np.zeros(0, np.int64)
-        self._table: Callable[[], NDArray[np.int32]] | NDArray[np.int32] = np.zeros(
-            (0, 0), np.int32
-        )
-        self.ends: list[int] = []
+        self._table: Callable[[], NDArray[np.int32]] | NDArray[np.int32] = _NO_TABLE
         # A row of sources for each row, as it was made for so many rows of each sequence.
         self.sources: tuple[NDArray[np.int32], Any] | None = None
 
@@ -64,9 +76,39 @@ class StepRows:
         """To the next step, one position further; `block_table` is asked for when somebody on the
         host wants to know it."""
         self.positions = self.positions + 1
-        self.tokens, self._table = tokens, block_table
+        self.least_left -= 1
+        self._steps += 1
+        if self.begins(1):
+            self._places = None
+        self.offsets, self.tokens, self._table = offsets, tokens, block_table
         self.counts = offsets[1:] - offsets[:-1]
-        self.ends = offsets.tolist()
+
+    @property
+    def stored(self) -> int:
+        """Tokens behind the prompts, those of each beam counted."""
+        return int(np.dot(self.positions - self.prompts, self.counts))
+
+    def begins(self, steps: int) -> bool:
+        """Whether a page of one begins with its position behind so many steps."""
+        return (self._steps + steps) % self._page_size in self._begins
+
+    def pages_for_forks(self, steps: int) -> list[int]:
+        """How many the fork of each behind so many steps takes; empty where none takes any."""
+        if not self.begins(steps):
+            return []
+        begins = (self.positions + steps) % self._page_size == 0
+        # No beam goes on from the last position.
+        begins &= self.positions + steps + 1 < self.most_tokens
+        pages: list[int] = (begins * self.beams).tolist()
+        return pages
+
+    @property
+    def places(self) -> NDArray[np.int32]:
+        """Where in its table the page of each one's next position but one lies: the same array as
+        long as that is so."""
+        if self._places is None:
+            self._places = (self.positions + 1) // self._page_size
+        return self._places
 
     @property
     def block_table(self) -> NDArray[np.int32]:
@@ -86,8 +128,7 @@ class BeamRowsOf:
         self.index = index
 
     def __len__(self) -> int:
-        ends, index = self.step.ends, self.index
-        return ends[index + 1] - ends[index]
+        return int(self.step.counts[self.index])
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -103,8 +144,9 @@ class BeamRowsOf:
 
     @property
     def stored(self) -> int:
-        return int(self.step.stored[self.index])
+        step, index = self.step, self.index
+        return int((step.positions[index] - step.prompts[index]) * step.counts[index])
 
     @property
     def _own(self) -> slice:
-        return slice(self.step.ends[self.index], self.step.ends[self.index + 1])
+        return slice(*self.step.offsets[self.index : self.index + 2].tolist())

@@ -331,12 +331,13 @@ class KvCache:
         afterwards. Full pages stay findable until others need the room; the later ones of a
         sequence are evicted before the earlier."""
         self.releases += 1
-        self._pool.release(sequence.beam_pages)
+        if sequence.beam_pages:
+            self._pool.release(sequence.beam_pages)
+            sequence.beam_pages = set()
         self._pool.reserved -= sequence.reserved
-        self.advance_beams(-beam_tokens)
-        sequence.beam_pages, sequence.reserved = set(), 0
+        sequence.reserved = 0
         self._pool.release(reversed(sequence.table))
-        self.live_tokens -= sequence.length
+        self.live_tokens -= sequence.length + beam_tokens
         sequence.table, sequence.length = array("i"), 0
         if sequence.source is not None:
             self.live_tokens -= sequence.source.tokens

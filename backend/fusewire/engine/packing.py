@@ -152,8 +152,9 @@ def _beams_together(step: StepRows) -> StepBatch:
 def sources_of(step: StepRows, counts: NDArray[np.int32]) -> SourceTable | None:
     """Of rows, so many of each sequence."""
     made = step.sources
-    if made is None or (made[0] != counts).any():
-        made = step.sources = counts, _repeated(_source_table(step.sequences), counts)
+    if made is None or not (made[0] is counts or np.array_equal(made[0], counts)):
+        made = counts, _repeated(_source_table(step.sequences), counts)
+    step.sources = counts, made[1]
     sources: SourceTable | None = made[1]
     return sources
 
