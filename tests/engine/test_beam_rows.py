@@ -103,3 +103,23 @@ def test_pages_begin_where_positions_say_so() -> None:
         assert rows.least_left == (40 - rows.positions).min()
         assert rows.stored == 4 * sum(rows.positions - 1)
         assert sum(own.stored for own in rows.of_each) == rows.stored
+
+
+@pytest.mark.parametrize("sourced", [False, True])
+def test_what_goes_on_without_others_is_as_it_would_be_anew(sourced: bool) -> None:
+    sequences, rng = searches(4, sourced=sourced), np.random.default_rng(0)
+    rows = StepRows(sequences, np.int32([1, 1, 1, 1]), np.int32([7, 0, 20, 3]), 4)
+    go_on(rows, [4, 4, 0, 4], rng)
+    packed([sequences[at] for at in (0, 1, 3)])
+    pack(Step(groups=sequences, beams=12))  # with sources of all
+    own = [sequence.rows for sequence in sequences]
+    rest = rows.rest([0, 3])
+    assert rest.are_of([sequences[0], sequences[3]])
+    assert [sequences[at].rows for at in (0, 3)] == [own[0], own[3]]
+    assert [(len(each), each.position) for each in rest.of_each] == [(4, 8), (4, 4)]
+    go_on(rest, [4, 3], rng)
+    left = [sequences[0], sequences[3]]
+    together = packed(left)
+    for sequence, each in zip(left, apart(left), strict=True):
+        sequence.rows = each
+    expect_equal(packed(left), together)

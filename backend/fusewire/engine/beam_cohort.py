@@ -32,10 +32,13 @@ class BeamCohort:
 
     def __init__(
         self,
-        sequences: Sequence[GenerationSequence],
         groups: Sequence[BeamGroup],
+        taken: Sequence[SequencePages],
+        rows: StepRows,
         pages: KvCache,
     ) -> None:
+        """Groups that have the pages `taken`, which begin behind the step that left them these
+        `rows`."""
         self.groups = list(groups)
         self._cache = pages
         kind = groups[0].kind
@@ -50,15 +53,9 @@ class BeamCohort:
         self._forced = [part.sampling for part in self.parts if part.sampling.forced]
         self._until_forced = self._steps_until_forced()
         self.offsets, self.scores = now.offsets, now.scores  # of the rows
-        self.taken: list[SequencePages] = []
-        self.pages: list[kernels.BeamPages] = []
-        for sequence, group in zip(sequences, groups, strict=True):
-            assert sequence.pages is not None
-            assert group.pages is not None
-            self.taken.append(sequence.pages)
-            self.pages.append(group.pages)
-        prompts = np.array([each.length for each in self.taken], np.int32)
-        self.rows = StepRows(sequences, prompts, prompts + now.lengths - 1, pages.page_size)
+        self.taken = taken
+        self.pages = [group.pages for group in groups if group.pages is not None]
+        self.rows = rows
         self.beams = self.rows.beams
         self._stored = self.rows.stored
         self.reserved = any([each.reserved for each in self.taken])  # pages for the next fork
@@ -70,6 +67,27 @@ class BeamCohort:
         # Of the block tables of steps behind which pages of these places are written.
         self._width: tuple[NDArray[np.int32], int] | None = None
         self._ends = now.ends
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[GenerationSequence],
+        groups: Sequence[BeamGroup],
+        pages: KvCache,
+    ) -> BeamCohort:
+        taken = [each.pages for each in sequences if each.pages is not None]
+        prompts = np.array([each.length for each in taken], np.int32)
+        lengths = np.array([group.search.length for group in groups], np.int32)
+        rows = StepRows(sequences, prompts, prompts + lengths - 1, pages.page_size)
+        return cls(groups, taken, rows, pages)
+
+    def rest(self) -> BeamCohort | None:
+        """Those that still run."""
+        still = [at for at, each in enumerate(self.rows.sequences) if each.pages is not None]
+        if not still:
+            return None
+        groups, taken = [self.groups[at] for at in still], [self.taken[at] for at in still]
+        return BeamCohort(groups, taken, self.rows.rest(still), self._cache)
 
     def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
         """Whether these take the next step, all of them where the last one left them."""

@@ -76,7 +76,7 @@ class BeamGroups:
                 return None
             self.forget()
             self._forks.begin(sequences, groups)
-            self._cohort = BeamCohort(sequences, groups, self._pages)
+            self._cohort = BeamCohort.of(sequences, groups, self._pages)
         cohort = self._cohort
         count = len(cohort.scores)
         own = self._choice.rows(logits, np.arange(first, first + count)) if first else logits
@@ -166,11 +166,13 @@ class BeamGroups:
         cohort = self._cohort
         if cohort is not None and found.groups is cohort.groups and cohort.all_run:
             return cohort
+        if cohort is not None and not cohort.all_run:
+            cohort = self._cohort = cohort.rest()
         still = self._still(found)
         groups = [found.groups[at] for at in still]
         if groups and (cohort is None or cohort.groups != groups):
             sequences = [found.sequences[at] for at in still]
-            cohort = self._cohort = BeamCohort(sequences, groups, self._pages)
+            cohort = self._cohort = BeamCohort.of(sequences, groups, self._pages)
         return cohort if groups else None
 
     def advance(

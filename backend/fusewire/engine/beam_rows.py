@@ -7,6 +7,8 @@ that all searches share, and no object is made for a search that goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,26 +44,52 @@ class StepRows:
         which so many are the prompt's."""
         self.sequences = list(sequences)
         beams = [0 if each.rows is None else len(each.rows) for each in sequences]
-        self.offsets = np.cumsum([0, *beams], dtype=np.int32)
-        self.counts = np.diff(self.offsets)  # of rows
+        self.counts = np.array(beams, np.int32)  # of rows
         self.of_each = [BeamRowsOf(self, index) for index in range(len(sequences))]
         for sequence, rows in zip(sequences, self.of_each, strict=True):
             sequence.rows = rows
         self.prompts = prompts
         self.positions = positions  # of the next tokens of each
-        self._page_size = page_size
-        # Behind how many steps from here on a page of one begins, less whole pages.
-        self._begins = {*(-positions % page_size).tolist()}
-        self._steps = 0
-        self._places: NDArray[np.int32] | None = None
         self.most_tokens = np.array([each.most_tokens for each in sequences], np.int32)
-        self.least_left = int((self.most_tokens - positions).min())  # positions, of any of them
         self.beams = np.array([each.beams for each in sequences], np.int32)  # at most
-        self.most_rows = int(self.beams.sum())
-        self.tokens = np.zeros(0, np.int64)
-        self._table: Callable[[], NDArray[np.int32]] | NDArray[np.int32] = _NO_TABLE
         # A row of sources for each row, as it was made for so many rows of each sequence.
         self.sources: tuple[NDArray[np.int32], Any] | None = None
+        self._page_size = page_size
+        self._begin()
+
+    def _begin(self) -> None:
+        """All but what is there of each: no step was taken yet."""
+        self.offsets = np.cumsum([0, *self.counts], dtype=np.int32)
+        self.least_left = int((self.most_tokens - self.positions).min())  # positions, of any
+        self.most_rows = int(self.beams.sum())
+        # Behind how many steps from here on a page of one begins, less whole pages.
+        self._begins = {*(-self.positions % self._page_size).tolist()}
+        self._steps = 0
+        self._places: NDArray[np.int32] | None = None
+        self.tokens = np.zeros(0, np.int64)
+        self._table: Callable[[], NDArray[np.int32]] | NDArray[np.int32] = _NO_TABLE
+
+    def rest(self, still: Sequence[int]) -> StepRows:
+        """Those of some of the sequences, in order, which go on without the others."""
+        rest, some = copy(self), np.array(still)
+        rest.sequences = [self.sequences[at] for at in still]
+        rest.of_each = [self.of_each[at] for at in still]
+        for index, rows in enumerate(rest.of_each):
+            rows.step, rows.index = rest, index
+        rest.counts, rest.beams = self.counts[some], self.beams[some]
+        rest.prompts, rest.positions = self.prompts[some], self.positions[some]
+        rest.most_tokens = self.most_tokens[some]
+        if self.sources is not None:
+            counts, table = self.sources
+            kept = np.zeros(len(counts), np.bool_)
+            kept[some] = True
+            kept = kept.repeat(counts)
+            table = table and replace(
+                table, lengths=table.lengths[kept], block_table=table.block_table[kept]
+            )
+            rest.sources = counts[some], table
+        rest._begin()
+        return rest
 
     def are_of(self, sequences: Sequence[Any]) -> bool:
         """Whether the next step of these, in this order, is of these rows and no others."""
