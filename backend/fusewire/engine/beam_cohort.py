@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates, forced
-from fusewire.engine.beam_rows import StepRows
+from fusewire.engine.beam_rows import StepRows, offsets_of
 from fusewire.engine.fork_memory import ForkMemory
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.kv_cache import KvCache
@@ -61,7 +61,7 @@ class BeamCohort:
         self.reserved = any([each.reserved for each in self.taken])  # pages for the next fork
         self._all_run = True  # as long as nobody else has released pages
         self._releases = pages.releases
-        self._full = np.cumsum([0, *self.beams], dtype=np.int32)  # offsets where none has fewer
+        self._full = offsets_of(self.beams)  # where none has fewer
         self._is_full = np.array_equal(self.offsets, self._full)
         self._forks: ForkMemory | None = None
         # Of the block tables of steps behind which pages of these places are written.

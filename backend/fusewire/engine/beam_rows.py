@@ -59,7 +59,7 @@ class StepRows:
 
     def _begin(self) -> None:
         """All but what is there of each: no step was taken yet."""
-        self.offsets = np.cumsum([0, *self.counts], dtype=np.int32)
+        self.offsets = offsets_of(self.counts)
         self.least_left = int((self.most_tokens - self.positions).min())  # positions, of any
         self.most_rows = int(self.beams.sum())
         # Behind how many steps from here on a page of one begins, less whole pages.
@@ -144,6 +144,13 @@ class StepRows:
         if callable(self._table):
             self._table = self._table()
         return self._table
+
+
+def offsets_of(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Where each one's rows begin, and at last where they end."""
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
 
 class BeamRowsOf:

@@ -24,6 +24,9 @@ from fusewire.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
 
+# As many as a server keeps of different parameters (parameter_reader.py).
+_MOST_KNOWN = 64
+
 
 @dataclass(frozen=True, eq=False)
 class RequestRules:
@@ -56,14 +59,16 @@ class RulesOfRequests:
         self._limits = limits
         self._target_tokenizer = Tokenizer.load_target(folder) or tokenizer
         self._bad_words = BadWords(self._target_tokenizer)
-        self._last: RequestRules | None = None
+        self._known: dict[int, RequestRules] = {}  # by the id of their parameters
 
     def of(self, parameters: GenerationParameters) -> RequestRules:
         """InvalidInput where they ask for what the tokenizer cannot write."""
-        last = self._last
-        if last is None or last.parameters is not parameters:
-            last = self._last = self._made(parameters)
-        return last
+        found = self._known.get(id(parameters))
+        if found is None or found.parameters is not parameters:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known = {}
+            found = self._known[id(parameters)] = self._made(parameters)
+        return found
 
     def _made(self, parameters: GenerationParameters) -> RequestRules:
         begun, bos = self._begin(parameters)
