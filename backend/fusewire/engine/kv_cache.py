@@ -133,8 +133,9 @@ class KvCache:
         more = max(0, self._pages_for(room) - len(found))
         of_source, wanted = self._source_wants(source)
         wanted += self._pool.idle_among(found) + more + for_beams
-        if wanted > self.available - spare:
-            raise OutOfPages(wanted, self.available - spare)
+        left = self._pool.available - spare
+        if wanted > left:
+            raise OutOfPages(wanted, left)
         self._pool.share(found)
         # Those that were found are nobody's to take from here on.
         source_pages = None if source is None else self._sources.admit(source, of_source)
