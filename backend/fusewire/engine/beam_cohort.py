@@ -39,7 +39,9 @@ class BeamCohort:
     ) -> None:
         """Groups that have the pages `taken`, which begin behind the step that left them these
         `rows`."""
-        self.groups = list(groups)
+        self.groups = groups
+        # Of which they are the rest, and where among these they were.
+        self._before: tuple[Sequence[BeamGroup], Sequence[int]] | None = None
         self._cache = pages
         kind = groups[0].kind
         assert kind is not None  # and that of all
@@ -87,7 +89,22 @@ class BeamCohort:
         if not still:
             return None
         groups, taken = [self.groups[at] for at in still], [self.taken[at] for at in still]
-        return BeamCohort(groups, taken, self.rows.rest(still), self._cache)
+        rest = BeamCohort(groups, taken, self.rows.rest(still), self._cache)
+        rest._before = self.groups, still
+        return rest
+
+    def is_of(self, groups: Sequence[BeamGroup]) -> bool:
+        """Whether it is known that these are those of a step's groups that still run."""
+        return groups is self.groups or (self._before is not None and groups is self._before[0])
+
+    def places_in(self, groups: Sequence[BeamGroup]) -> Sequence[int] | None:
+        """Among a step's groups; None: they are all of them, in order."""
+        if groups is self.groups:
+            return None
+        if self._before is not None and groups is self._before[0]:
+            return self._before[1]
+        places = {group: at for at, group in enumerate(groups)}
+        return [places[group] for group in self.groups]
 
     def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
         """Whether these take the next step, all of them where the last one left them."""

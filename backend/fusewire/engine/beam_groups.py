@@ -117,8 +117,9 @@ class BeamGroups:
         cohort = self._cohort_of(found)
         if cohort is None:
             return []
-        if len(cohort.groups) < len(found.groups):
-            values = np.ascontiguousarray(values[:, self._still(found)])
+        places = cohort.places_in(found.groups)
+        if places is not None:
+            values = np.ascontiguousarray(values[:, places])
         if cohort.forces:
             cohort.force(values)
         scores, log_probs = (values[row].view(np.float32) for row in (0, 1))
@@ -157,18 +158,14 @@ class BeamGroups:
         self._sampler.bias(log_probs, cohort.biases(self._sampler))
         return log_probs
 
-    def _still(self, found: FoundBeams) -> list[int]:
-        """Which of the sequences run."""
-        return [at for at, each in enumerate(found.sequences) if each.pages is not None]
-
     def _cohort_of(self, found: FoundBeams) -> BeamCohort | None:
         """Those of them that still run; None where none does."""
         cohort = self._cohort
-        if cohort is not None and found.groups is cohort.groups and cohort.all_run:
-            return cohort
         if cohort is not None and not cohort.all_run:
             cohort = self._cohort = cohort.rest()
-        still = self._still(found)
+        if cohort is not None and cohort.is_of(found.groups):
+            return cohort
+        still = [at for at, each in enumerate(found.sequences) if each.pages is not None]
         groups = [found.groups[at] for at in still]
         if groups and (cohort is None or cohort.groups != groups):
             sequences = [found.sequences[at] for at in still]

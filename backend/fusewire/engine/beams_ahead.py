@@ -73,11 +73,9 @@ class BeamsAhead:
             return None
         candidates = cohort.next_candidates(self._place)
         forks = cohort.fork_memory(self._place, width)
-        goes_on = found.groups is cohort.groups
-        searches, begins = None, cohort.offsets[:-1]
-        if not goes_on:
-            index = {group: at for at, group in enumerate(found.groups)}
-            searches = [index[group] for group in cohort.groups]
+        searches, begins = cohort.places_in(found.groups), cohort.offsets[:-1]
+        goes_on = searches is None
+        if searches is not None:
             begins = found.candidates.offsets[searches]
         forks.tell(found.groups, searches, begins, cohort.rows.places, fresh)
         table = forks.fork(candidates.scores, found.candidates.found, parents)
