@@ -73,13 +73,14 @@ class GenerationThread:
     def _hand_over(self, added: Sequence[tuple[Generation, GenerationSequence]]) -> None:
         with self._submit_lock:
             self._opened -= 1
-            if self._failed is not None:  # nobody computes any more
-                self._loop.add_all(added)
-                self._loop.fail_all(self._failed)
-            else:
+            failed = self._failed
+            if failed is None:
                 self._asked.put(partial(self._loop.add_all, added))
                 if self._cancelling:
                     self._asked.put(self._loop.cancel_all)
+        if failed is not None:  # nobody computes any more
+            self._loop.add_all(added)
+            self._loop.fail_all(failed)
 
     def call(self, work: Callable[[], None]) -> None:
         """Returns, or raises what it raises, when `work` was called between steps."""
