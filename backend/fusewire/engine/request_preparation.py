@@ -99,8 +99,8 @@ class RequestPreparation:
             goes_on=spoken is not None and spoken.goes_on,
             tenant=place.tenant,
             cost_s=place.cost_s,
-            continuations=1 if parameters.searches else parameters.sequences,
-            beams=parameters.num_beams if parameters.searches else 0,
+            continuations=1 if rules.search else parameters.sequences,
+            beams=parameters.num_beams if rules.search else 0,
             to_score=0 if scores is None else len(ids) - 1,
             source=source,
         )
@@ -209,6 +209,8 @@ def _forced(
 ) -> Forced:
     """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
     InvalidInput where they are all `suppressed`, as transformers refuses it."""
+    if bos is None and not eos:
+        return {}
     wanted = {} if bos is None else {0: [bos]}
     if eos:
         wanted[most - 1] = [*eos]
