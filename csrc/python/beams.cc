@@ -62,19 +62,18 @@ struct Step {
 struct SearchRows {
   py::array_t<int32_t> offsets;
   py::array_t<float> scores;
-  py::array_t<int32_t> candidates, lengths, ends;
+  py::array_t<int32_t> candidates, ends;
 };
 
 SearchRows search_rows(const std::vector<BeamSearch*>& searches) {
   expect_all("search_rows", searches);
-  std::vector<int32_t> offsets{0}, candidates, lengths;
+  std::vector<int32_t> offsets{0}, candidates;
   std::vector<float> scores;
   size_t most = 0;
   for (const BeamSearch* search : searches) {
     for (const RunningBeam& beam : search->running()) scores.push_back(beam.score);
     offsets.push_back(static_cast<int32_t>(scores.size()));
     candidates.push_back(static_cast<int32_t>(search->candidates()));
-    lengths.push_back(static_cast<int32_t>(search->length()));
     most = std::max(most, search->settings().eos_token_ids.size());
   }
   py::array_t<int32_t> ends({searches.size(), most});
@@ -84,7 +83,7 @@ SearchRows search_rows(const std::vector<BeamSearch*>& searches) {
     std::fill(std::copy(own.begin(), own.end(), to), to + most, -1);
     to += most;
   }
-  return {array_of(offsets), array_of(scores), array_of(candidates), array_of(lengths), ends};
+  return {array_of(offsets), array_of(scores), array_of(candidates), ends};
 }
 
 Step running_beams(const std::vector<BeamSearch*>& searches) {
@@ -372,7 +371,6 @@ void register_beams(py::module_& m) {
                     "offsets[i + 1].")
       .def_readonly("scores", &SearchRows::scores, "float32[rows]")
       .def_readonly("candidates", &SearchRows::candidates, "int32[searches]: that each wants.")
-      .def_readonly("lengths", &SearchRows::lengths, "int32[searches]: tokens generated.")
       .def_readonly("ends", &SearchRows::ends,
                     "int32[searches, most of one]: tokens that end a text, -1 in what is left.");
   m.def("search_rows", &search_rows, "searches"_a,
