@@ -35,9 +35,10 @@ def translated(
     tokens: list[list[int]] = [[] for _ in sources]
     log_probs: list[list[float]] = [[] for _ in sources]
     began = time.perf_counter()
-    for row, source in enumerate(sources):
-        request = GenerationRequest(source, parameters, tells="tokens" if streamed else "ids")
-        engine.submit(request, None, lambda event, row=row: events.put((row, event)))
+    with engine.together():
+        for row, source in enumerate(sources):
+            request = GenerationRequest(source, parameters, tells="tokens" if streamed else "ids")
+            engine.submit(request, None, lambda event, row=row: events.put((row, event)))
     left = len(sources)
     while left:
         row, delta = events.get()

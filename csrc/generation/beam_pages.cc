@@ -83,46 +83,46 @@ void BeamPages::fork(const int32_t* parents, int64_t count, std::vector<PageCopy
   if (count < 1 || count > beams_) {
     fail("BeamPages: fork: got ", count, " children, wanted 1 to ", beams_);
   }
-  std::vector<bool> has_child(ends_.size());
+  next_.clear();
+  dead_.clear();
+  has_child_.assign(ends_.size(), 0);
   for (int64_t i = 0; i < count; ++i) {
     if (parents[i] < 0 || parents[i] >= running()) {
       fail("BeamPages: fork: parents[", i, "]: got ", parents[i], ", wanted 0 to ", running() - 1);
     }
-    has_child[at(parents[i])] = true;
+    has_child_[at(parents[i])] = 1;
   }
-  std::vector<int32_t> next;
   if (length_ % page_size_ == 0) {
     for (int64_t i = 0; i < count; ++i) {
       const int32_t end = ends_[at(parents[i])];
-      next.push_back(add_node(spare_page(), end, true));
-      ++nodes_[at(next.back())].uses;
+      next_.push_back(add_node(spare_page(), end, true));
+      ++nodes_[at(next_.back())].uses;
       if (end != kNone) ++nodes_[at(end)].uses;
     }
     // Parents end no more where their children begin.
     for (const int32_t end : ends_) drop(end, released);
   } else {
-    std::vector<int32_t> dead;  // the pages of beams without children
     for (size_t beam = 0; beam < ends_.size(); ++beam) {
-      if (!has_child[beam]) dead.push_back(drop_end(ends_[beam], released));
+      if (!has_child_[beam]) dead_.push_back(drop_end(ends_[beam], released));
     }
     size_t taken = 0;
     for (int64_t i = 0; i < count; ++i) {
       const int32_t end = ends_[at(parents[i])];
-      if (has_child[at(parents[i])]) {
-        has_child[at(parents[i])] = false;  // the first one goes on in the same page
-        next.push_back(end);
+      if (has_child_[at(parents[i])]) {
+        has_child_[at(parents[i])] = 0;  // the first one goes on in the same page
+        next_.push_back(end);
         continue;
       }
       const Node copied = nodes_[at(end)];
-      const int32_t page = taken < dead.size() ? dead[taken++] : spare_page();
-      next.push_back(add_node(page, copied.parent, true));
-      ++nodes_[at(next.back())].uses;
+      const int32_t page = taken < dead_.size() ? dead_[taken++] : spare_page();
+      next_.push_back(add_node(page, copied.parent, true));
+      ++nodes_[at(next_.back())].uses;
       if (copied.parent != kNone) ++nodes_[at(copied.parent)].uses;
       copies.push_back({copied.page, page});
     }
-    for (; taken < dead.size(); ++taken) spare_.push_back(dead[taken]);
+    for (; taken < dead_.size(); ++taken) spare_.push_back(dead_[taken]);
   }
-  ends_ = std::move(next);
+  ends_.swap(next_);
   ++length_;
   // A span needs no more.
   for (; static_cast<int64_t>(spare_.size()) > beams_; spare_.pop_back()) {

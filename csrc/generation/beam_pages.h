@@ -65,6 +65,9 @@ class BeamPages {
   std::vector<int32_t> unused_;  // nodes
   std::vector<int32_t> ends_;    // the last node of each running beam
   std::vector<int32_t> spare_;   // pages of its own that nobody uses
+  // Of a fork that is being made: the next ends, pages of beams without children, who has some.
+  std::vector<int32_t> next_, dead_;
+  std::vector<char> has_child_;
 };
 
 }  // namespace fusewire

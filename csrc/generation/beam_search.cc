@@ -75,7 +75,8 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
     fail("BeamSearch: advance: got candidates for a search that is done, wanted none");
   }
   const auto beams = static_cast<size_t>(beams_of_group());
-  std::vector<RunningBeam> next;
+  next_.clear();
+  const size_t finished = group.finished.size();
   length_ = std::max(length_, ++group.length);
   const bool last = group.length == settings_.max_tokens;
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -96,20 +97,22 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
       const int32_t node = add_node(group, candidate);
       group.finished.push_back({node, branch_of(group, candidate, node), candidate.score,
                                 penalized(candidate.score, group.length)});
-    } else if (next.size() < beams) {
+    } else if (next_.size() < beams) {
       const int32_t node = add_node(group, candidate);
-      next.push_back({candidate.beam, candidate.token, candidate.score, node,
-                      branch_of(group, candidate, node)});
+      next_.push_back({candidate.beam, candidate.token, candidate.score, node,
+                       branch_of(group, candidate, node)});
     }
   }
-  group.running = std::move(next);
-  keep_best(group.finished, awaited());
-  group.chosen.clear();
-  for (const RunningBeam& beam : group.running) group.chosen.push_back(beam.token);
+  group.running.swap(next_);
+  if (group.finished.size() > finished) keep_best(group.finished, awaited());
+  const bool grouped = settings_.groups > 1;
+  if (grouped) {
+    group.chosen.clear();
+    for (const RunningBeam& beam : group.running) group.chosen.push_back(beam.token);
+  }
   if (group.running.empty()) return;
   // Of groups transformers compares the best candidate, be it finished or not, and finishes what
   // runs at the last step only where that could improve.
-  const bool grouped = settings_.groups > 1;
   const bool improves =
       can_improve(group, grouped ? candidates.front().score : group.running.front().score);
   if (improves && last) {
@@ -202,7 +205,7 @@ std::vector<int32_t> BeamSearch::history(int64_t beam) const {
 }
 
 Settled BeamSearch::settle() {
-  if (done() || settings_.groups > 1) return {};
+  if (!settings_.settles || done() || settings_.groups > 1) return {};
   std::vector<RunningBeam>& running = groups_.front().running;
   std::vector<Finished>& finished = groups_.front().finished;
   const auto best = std::min(finished.size(), static_cast<size_t>(settings_.n));
@@ -239,16 +242,19 @@ Settled BeamSearch::settle() {
   return settled;
 }
 
-std::vector<Hypothesis> BeamSearch::hypotheses() const {
+std::vector<Hypothesis> BeamSearch::hypotheses(int64_t most) const {
   std::vector<Finished> together;
   for (const Group& group : groups_) {
     together.insert(together.end(), group.finished.begin(), group.finished.end());
   }
-  keep_best(together, settings_.groups * awaited());
+  keep_best(together, std::min(most, settings_.groups * awaited()));
   std::vector<Hypothesis> all;
   for (const Finished& finished : together) {
     Hypothesis hypothesis{{}, {}, finished.sum, finished.score};
-    for (int32_t node : path(finished.node)) {
+    const std::vector<int32_t> nodes = path(finished.node);
+    hypothesis.tokens.reserve(nodes.size());
+    hypothesis.log_probs.reserve(nodes.size());
+    for (const int32_t node : nodes) {
       hypothesis.tokens.push_back(trie_[static_cast<size_t>(node)].token);
       hypothesis.log_probs.push_back(trie_[static_cast<size_t>(node)].log_prob);
     }

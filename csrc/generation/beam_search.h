@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace fusewire {
@@ -32,6 +33,7 @@ struct BeamSettings {
   // A group's search waits for round(patience * beams / groups) finished hypotheses, at least 1,
   // and keeps as many (Kasai et al., 2022, "A Call for Clarity in Beam Search", section 3.1).
   double patience = 1.0;
+  bool settles = true;  // whether anybody asks what `settle` says
 };
 
 // One place of a step's candidates (ops.def, beam_candidates); beam -1: unused.
@@ -89,11 +91,12 @@ class BeamSearch {
   // running beams and the `n` best finished hypotheses begin with. Each of the `n` best in the end
   // is one of these or goes on from one, so it begins with all that was ever settled; which of them
   // a later step drops does not matter. Where beams still differ behind what was settled before,
-  // that takes a glance at each of them. Nothing of several groups, which are there to differ.
+  // that takes a glance at each of them. Nothing of several groups, which are there to differ, nor
+  // where nobody asks.
   Settled settle();
   // The finished ones, best first, at most those that groups wait for; fewer where tokens were
-  // forbidden or the vocabulary is small.
-  std::vector<Hypothesis> hypotheses() const;
+  // forbidden or the vocabulary is small. `most`: of these.
+  std::vector<Hypothesis> hypotheses(int64_t most = std::numeric_limits<int64_t>::max()) const;
 
  private:
   // (token, parent) of every beam of every step: histories share what they have in common.
@@ -130,6 +133,7 @@ class BeamSearch {
   BeamSettings settings_;
   std::vector<Node> trie_;
   std::vector<Group> groups_;
+  std::vector<RunningBeam> next_;  // of a step that is being taken
   int64_t length_ = 0;
   int32_t settled_ = -1;  // the last node that all answers have; -1: none yet
   bool broken_ = false;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,14 +54,48 @@ struct Step {
   py::array_t<float> scores;
   py::array_t<int32_t> settled_offsets, settled_tokens;
   py::array_t<float> settled_log_probs;
+  py::array_t<int32_t> told;
+  bool full;
 };
+
+// What the device and a step are told of searches, which have one group each.
+struct SearchRows {
+  py::array_t<int32_t> offsets;
+  py::array_t<float> scores;
+  py::array_t<int32_t> candidates, ends;
+};
+
+SearchRows search_rows(const std::vector<BeamSearch*>& searches) {
+  expect_all("search_rows", searches);
+  std::vector<int32_t> offsets{0}, candidates;
+  std::vector<float> scores;
+  size_t most = 0;
+  for (const BeamSearch* search : searches) {
+    for (const RunningBeam& beam : search->running()) scores.push_back(beam.score);
+    offsets.push_back(static_cast<int32_t>(scores.size()));
+    candidates.push_back(static_cast<int32_t>(search->candidates()));
+    most = std::max(most, search->settings().eos_token_ids.size());
+  }
+  py::array_t<int32_t> ends({searches.size(), most});
+  int32_t* to = ends.mutable_data();
+  for (const BeamSearch* search : searches) {
+    const std::vector<int32_t>& own = search->settings().eos_token_ids;
+    std::fill(std::copy(own.begin(), own.end(), to), to + most, -1);
+    to += most;
+  }
+  return {array_of(offsets), array_of(scores), array_of(candidates), ends};
+}
 
 Step running_beams(const std::vector<BeamSearch*>& searches) {
   expect_all("running_beams", searches);
   std::vector<int32_t> offsets{0}, parents, settled_offsets{0}, settled_tokens;
   std::vector<int64_t> next;
   std::vector<float> next_scores, settled_log_probs;
-  for (BeamSearch* search : searches) {
+  std::vector<int32_t> told;
+  bool full = true;
+  for (size_t i = 0; i < searches.size(); ++i) {
+    BeamSearch* const search = searches[i];
+    const size_t rows = parents.size(), certain = settled_tokens.size();
     for (int64_t group = 0; group < search->settings().groups; ++group) {
       for (const RunningBeam& beam : search->running(group)) {
         parents.push_back(beam.parent);
@@ -74,10 +109,19 @@ Step running_beams(const std::vector<BeamSearch*>& searches) {
     settled_log_probs.insert(settled_log_probs.end(), settled.log_probs.begin(),
                              settled.log_probs.end());
     settled_offsets.push_back(static_cast<int32_t>(settled_tokens.size()));
+    const bool done = parents.size() == rows;
+    if (done || settled_tokens.size() > certain) told.push_back(static_cast<int32_t>(i));
+    full = full && static_cast<int64_t>(parents.size() - rows) == search->settings().beams;
   }
-  return {array_of(offsets),          array_of(parents),         array_of(next),
-          array_of(next_scores),      array_of(settled_offsets), array_of(settled_tokens),
-          array_of(settled_log_probs)};
+  return {array_of(offsets),
+          array_of(parents),
+          array_of(next),
+          array_of(next_scores),
+          array_of(settled_offsets),
+          array_of(settled_tokens),
+          array_of(settled_log_probs),
+          array_of(told),
+          full};
 }
 
 void advance_beams(const std::vector<BeamSearch*>& searches, const Array<float>& scores,
@@ -139,9 +183,8 @@ py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
   return array_of(wanted);
 }
 
-// Where the rows of the next step write and read.
+// What is to be done for the rows of the next step, and the pages that nobody reads any more.
 struct Forks {
-  py::array_t<int32_t> block_table;
   py::array_t<int64_t> sources, destinations;
   py::array_t<int32_t> released, released_offsets;
 };
@@ -174,16 +217,33 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
   expect_offsets("fork_pages", offsets, pages.size(), parents.size());
   std::vector<PageCopy> copies;
   std::vector<int32_t> released, released_offsets{0};
-  int64_t width = 0;
   for (size_t i = 0; i < pages.size(); ++i) {
     const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
-    if (begin < end) {
-      pages[i]->fork(parents.data() + begin, end - begin, copies, released);
-      width = std::max(width, pages[i]->width());
-    }
+    if (begin < end) pages[i]->fork(parents.data() + begin, end - begin, copies, released);
     released_offsets.push_back(static_cast<int32_t>(released.size()));
   }
-  const py::ssize_t rows = parents.size();
+  std::vector<int64_t> from, to;
+  for (const PageCopy& copy : copies) {
+    from.push_back(copy.from);
+    to.push_back(copy.to);
+  }
+  return {array_of(from), array_of(to), array_of(released), array_of(released_offsets)};
+}
+
+py::array_t<int32_t> beam_tables(const std::vector<BeamPages*>& pages,
+                                 const Array<int32_t>& offsets) {
+  expect_all("beam_tables", pages);
+  expect_offsets("beam_tables", offsets, pages.size(), -1);
+  int64_t width = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const int32_t beams = offsets.data()[i + 1] - offsets.data()[i];
+    if (beams > pages[i]->running()) {
+      fail("beam_tables: offsets: got ", beams, " rows of request ", i, ", wanted at most ",
+           pages[i]->running(), ", its beams");
+    }
+    if (beams > 0) width = std::max(width, pages[i]->width());
+  }
+  const py::ssize_t rows = offsets.data()[pages.size()];
   py::array_t<int32_t> table(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(width)});
   std::memset(table.mutable_data(), 0, static_cast<size_t>(table.nbytes()));
   for (size_t i = 0; i < pages.size(); ++i) {
@@ -191,12 +251,7 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
       pages[i]->table(row - offsets.data()[i], table.mutable_data() + row * width);
     }
   }
-  std::vector<int64_t> from, to;
-  for (const PageCopy& copy : copies) {
-    from.push_back(copy.from);
-    to.push_back(copy.to);
-  }
-  return {table, array_of(from), array_of(to), array_of(released), array_of(released_offsets)};
+  return table;
 }
 
 }  // namespace
@@ -209,6 +264,19 @@ void register_beams(py::module_& m) {
       .def_property_readonly(
           "log_probs", [](const Hypothesis& h) { return array_of(h.log_probs); },
           "float32[n], of each token, after what changes log-probabilities.")
+      .def_property_readonly(
+          "token_ids", [](const Hypothesis& h) { return h.tokens; }, "The tokens, in a list.")
+      .def_property_readonly(
+          "last_log_prob",
+          [](const Hypothesis& h) { return h.log_probs.empty() ? 0.0f : h.log_probs.back(); })
+      .def_property_readonly(
+          "sum_before_last",
+          [](const Hypothesis& h) {
+            double sum = 0.0;
+            for (size_t i = 0; i + 1 < h.log_probs.size(); ++i) sum += h.log_probs[i];
+            return sum;
+          },
+          "Of log_probs but the last one, added up one after the other in float64.")
       .def_readonly("sum", &Hypothesis::sum, "Of log_probs.")
       .def_readonly("score", &Hypothesis::score, "sum / n ** length_penalty");
   py::class_<BeamSearch>(
@@ -219,13 +287,13 @@ void register_beams(py::module_& m) {
       .def(
           py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
                       double length_penalty, const py::object& early_stopping, int64_t groups,
-                      int64_t n, double patience) {
+                      int64_t n, double patience, bool settles) {
             return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
-                               early_stopping_of(early_stopping), groups, n, patience});
+                               early_stopping_of(early_stopping), groups, n, patience, settles});
           }),
           py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
           "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
-          "patience"_a = 1.0,
+          "patience"_a = 1.0, "settles"_a = true,
           "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
           "`beams` finished hypotheses; False, when the best running beam at its length is no "
           "better than the worst of them; \"never\", when it would not be at max_tokens either. "
@@ -233,10 +301,26 @@ void register_beams(py::module_& m) {
           "4.56's group beam search. n: hypotheses that are asked for, the best. patience: a "
           "search "
           "waits for round(patience * beams / groups) finished hypotheses of each group instead of "
-          "beams / groups, and keeps as many.")
+          "beams / groups, and keeps as many. settles: whether steps are to say what they made "
+          "certain.")
+      .def(
+          "again",
+          [](const BeamSearch& s, int64_t max_tokens, bool settles) {
+            BeamSettings settings = s.settings();
+            settings.max_tokens = max_tokens;
+            settings.settles = settles;
+            return BeamSearch(std::move(settings));
+          },
+          "max_tokens"_a, "settles"_a, "Another one, at its beginning, which else is the same.")
       .def_property_readonly("groups", [](const BeamSearch& s) { return s.settings().groups; })
-      .def_property_readonly("eos_token_ids",
-                             [](const BeamSearch& s) { return s.settings().eos_token_ids; })
+      .def(
+          "scores",
+          [](const BeamSearch& s, int64_t group) {
+            std::vector<float> scores;
+            for (const RunningBeam& beam : s.running(group)) scores.push_back(beam.score);
+            return array_of(scores);
+          },
+          "group"_a = 0, "float32[n] of a group's running beams; before the first step 0 alone.")
       .def(
           "runs", [](const BeamSearch& s, int64_t group) { return !s.running(group).empty(); },
           "group"_a, "Whether the group has beams that run on.")
@@ -256,9 +340,14 @@ void register_beams(py::module_& m) {
       .def(
           "history", [](const BeamSearch& s, int64_t beam) { return array_of(s.history(beam)); },
           "beam"_a, "The tokens that a running beam has generated, int32[length].")
-      .def("hypotheses", &BeamSearch::hypotheses,
-           "The finished ones, at most as many as the search waits for, best first; fewer where "
-           "tokens were forbidden or the vocabulary is small.");
+      .def(
+          "hypotheses",
+          [](const BeamSearch& s, std::optional<int64_t> most) {
+            return most ? s.hypotheses(*most) : s.hypotheses();
+          },
+          "most"_a = py::none(),
+          "The finished ones, at most as many as the search waits for, and at most so many, best "
+          "first; fewer where tokens were forbidden or the vocabulary is small.");
   py::class_<Step>(m, "BeamStep",
                    "The rows of the next step: of group i offsets[i] to offsets[i + 1] "
                    "(int32[groups + 1]), none once it is done; groups of all searches in order.")
@@ -272,7 +361,20 @@ void register_beams(py::module_& m) {
                     "to settled_offsets[i + 1] are new. Its n best hypotheses will begin with all "
                     "that were settled, whatever comes. Once it is done there are none.")
       .def_readonly("settled_tokens", &Step::settled_tokens, "int32[settled]")
-      .def_readonly("settled_log_probs", &Step::settled_log_probs, "float32[settled]");
+      .def_readonly("settled_log_probs", &Step::settled_log_probs, "float32[settled]")
+      .def_readonly("told", &Step::told,
+                    "int32[n]: the searches that are done or have settled tokens, ascending.")
+      .def_readonly("full", &Step::full, "Whether each has as many beams as it may.");
+  py::class_<SearchRows>(m, "SearchRows", "Of searches of one group each, what a step needs.")
+      .def_readonly("offsets", &SearchRows::offsets,
+                    "int32[searches + 1]: the running beams of search i are rows offsets[i] to "
+                    "offsets[i + 1].")
+      .def_readonly("scores", &SearchRows::scores, "float32[rows]")
+      .def_readonly("candidates", &SearchRows::candidates, "int32[searches]: that each wants.")
+      .def_readonly("ends", &SearchRows::ends,
+                    "int32[searches, most of one]: tokens that end a text, -1 in what is left.");
+  m.def("search_rows", &search_rows, "searches"_a,
+        "What a step needs of searches of one group each.");
   m.def("advance_beams", &advance_beams, "searches"_a, "scores"_a, "log_probs"_a, "beams"_a,
         "tokens"_a, "group"_a = 0,
         "Gives each search its row of what `beam_candidates` found for its group, [searches, "
@@ -304,9 +406,7 @@ void register_beams(py::module_& m) {
       "Before fork_pages: fresh int32, the wanted pages of all requests, one after the other. "
       "int32[rows]: the page that each row will write to where its request's page begins with the "
       "fork, whoever its parent will be, else -1.");
-  py::class_<Forks>(m, "BeamForks", "Where the rows of the next step read and write.")
-      .def_readonly("block_table", &Forks::block_table,
-                    "int32[rows, width], 0 beyond a request's pages.")
+  py::class_<Forks>(m, "BeamForks", "What a fork leaves to do.")
       .def_readonly("sources", &Forks::sources,
                     "int64[copies]: pages to copy before the step, none of which is a destination.")
       .def_readonly("destinations", &Forks::destinations)
@@ -317,6 +417,9 @@ void register_beams(py::module_& m) {
   m.def("fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a,
         "Gives every row the past of its parent and room for one more position, all wanted pages "
         "being given. offsets and parents as BeamStep's.");
+  m.def("beam_tables", &beam_tables, "pages"_a, "offsets"_a,
+        "int32[rows, width]: where the rows read and write behind a fork, 0 beyond a request's "
+        "pages. offsets as for that fork.");
 }
 
 }  // namespace fusewire

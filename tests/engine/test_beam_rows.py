@@ -40,7 +40,8 @@ def expect_equal(one: StepBatch, other: StepBatch) -> None:
 def go_on(rows: StepRows, counts: list[int], rng: np.random.Generator) -> None:
     offsets = np.cumsum([0, *counts], dtype=np.int32)
     tokens = rng.integers(0, 50, offsets[-1])
-    rows.go_on(offsets, tokens, rng.integers(0, 9, (offsets[-1], 3)).astype(np.int32))
+    table = rng.integers(0, 9, (offsets[-1], 3)).astype(np.int32)
+    rows.go_on(offsets, tokens, lambda: table)
 
 
 def apart(sequences: list[GenerationSequence]) -> list[BeamRows]:
@@ -48,14 +49,14 @@ def apart(sequences: list[GenerationSequence]) -> list[BeamRows]:
     for sequence in sequences:
         rows = sequence.rows
         assert rows is not None
-        found.append(BeamRows(rows.tokens, rows.position, rows.block_table))
+        found.append(BeamRows(rows.tokens, rows.position, rows.block_table, rows.stored))
     return found
 
 
 @pytest.mark.parametrize("sourced", [False, True])
 def test_shared_rows_are_packed_as_those_of_each(sourced: bool) -> None:
     rng, sequences = np.random.default_rng(0), searches(3, sourced=sourced)
-    rows = StepRows(sequences, [7, 0, 20])
+    rows = StepRows(sequences, np.int32([1, 1, 1]), np.int32([7, 0, 20]), 16)
     for step, counts in enumerate(([4, 1, 2], [4, 1, 2], [4, 3, 2])):
         go_on(rows, counts, rng)
         together = packed(sequences)
@@ -74,12 +75,51 @@ def test_shared_rows_are_packed_as_those_of_each(sourced: bool) -> None:
 def test_rows_that_were_made_anew_are_taken_instead() -> None:
     """As those of a group that waited meanwhile."""
     sequences = searches(2, sourced=True)
-    rows = StepRows(sequences, [7, 0])
+    rows = StepRows(sequences, np.int32([1, 1]), np.int32([7, 0]), 16)
     go_on(rows, [2, 2], np.random.default_rng(0))
     assert rows.are_of(sequences)
     assert not rows.are_of(sequences[::-1])
-    sequences[1].rows = BeamRows(np.array([3, 4]), 5, np.ones((2, 1), np.int32))
+    sequences[1].rows = BeamRows(np.array([3, 4]), 5, np.ones((2, 1), np.int32), 0)
     assert not rows.are_of(sequences)
     batch = packed(sequences)
     assert batch.input_ids[2:].tolist() == [3, 4]
     assert batch.positions.tolist() == [8, 8, 5, 5]
+
+
+def test_pages_begin_where_positions_say_so() -> None:
+    sequences, rng = searches(3, sourced=False), np.random.default_rng(0)
+    rows = StepRows(sequences, np.int32([1, 1, 1]), np.int32([7, 0, 20]), 4)
+    for _ in range(12):
+        go_on(rows, [4, 4, 4], rng)
+        for steps in (1, 2):
+            begins = (rows.positions + steps) % 4 == 0
+            assert rows.begins(steps) == begins.any()
+            goes_on = rows.positions + steps + 1 < 40
+            assert rows.pages_for_forks(steps) == (
+                (4 * (begins & goes_on)).tolist() if begins.any() else []
+            )
+        np.testing.assert_array_equal(rows.places, (rows.positions + 1) // 4)
+        assert rows.places is rows.places
+        assert rows.least_left == (40 - rows.positions).min()
+        assert rows.stored == 4 * sum(rows.positions - 1)
+        assert sum(own.stored for own in rows.of_each) == rows.stored
+
+
+@pytest.mark.parametrize("sourced", [False, True])
+def test_what_goes_on_without_others_is_as_it_would_be_anew(sourced: bool) -> None:
+    sequences, rng = searches(4, sourced=sourced), np.random.default_rng(0)
+    rows = StepRows(sequences, np.int32([1, 1, 1, 1]), np.int32([7, 0, 20, 3]), 4)
+    go_on(rows, [4, 4, 0, 4], rng)
+    packed([sequences[at] for at in (0, 1, 3)])
+    pack(Step(groups=sequences, beams=12))  # with sources of all
+    own = [sequence.rows for sequence in sequences]
+    rest = rows.rest([0, 3])
+    assert rest.are_of([sequences[0], sequences[3]])
+    assert [sequences[at].rows for at in (0, 3)] == [own[0], own[3]]
+    assert [(len(each), each.position) for each in rest.of_each] == [(4, 8), (4, 4)]
+    go_on(rest, [4, 3], rng)
+    left = [sequences[0], sequences[3]]
+    together = packed(left)
+    for sequence, each in zip(left, apart(left), strict=True):
+        sequence.rows = each
+    expect_equal(packed(left), together)

@@ -145,9 +145,11 @@ class BeamEngine(Engine):
         self.most_taken = max(self.most_taken, len(group.pages.beam_pages))
         position = len(beams.histories[0]) - 1
         tokens = np.array([history[-1] for history in beams.histories])
-        group.rows = BeamRows(tokens, position, forks.block_table)
-        self.cache.advance_beams(group.pages, len(parents) * (position - prompt))
-        for row, history in zip(forks.block_table, beams.histories, strict=True):
+        table = kernels.beam_tables([beams.pages], offsets)
+        stored = len(parents) * (position - prompt)
+        self.cache.advance_beams(stored - (0 if group.rows is None else group.rows.stored))
+        group.rows = BeamRows(tokens, position, table, stored)
+        for row, history in zip(table, beams.histories, strict=True):
             self.memory.expect(row[: position // size + 1], group.pages, history, position)
 
     def _check(self, step, running, waiting, single, returning):

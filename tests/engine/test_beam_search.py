@@ -376,8 +376,8 @@ def test_python_does_little_more_for_more_searches(engine, monkeypatch):
         return min(found)
 
     few, many = calls_of_a_step(2), calls_of_a_step(16)
-    # Length and position of the rows of each; pages that few copy at no step.
-    assert many - few <= 3 * 14
+    # Pages that few copy at no step: nothing of each.
+    assert many - few < 14
 
 
 def test_prefixes_are_shared_and_what_was_searched_is_not_found(tmp_path):

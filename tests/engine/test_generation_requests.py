@@ -18,7 +18,15 @@ from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import ConfigurationError, InvalidInput, Overloaded, QueueFull, Unavailable
+from fusewire.errors import (
+    Cancelled,
+    ComputeFailed,
+    ConfigurationError,
+    InvalidInput,
+    Overloaded,
+    QueueFull,
+    Unavailable,
+)
 from fusewire.generation.request import GenerationRequest
 from tokenizers import processors
 
@@ -64,6 +72,72 @@ def test_an_iterator_gives_the_text_as_it_comes_and_leaving_it_cancels(engine):
         way()
         ask(engine, [1], max_new_tokens=1)[0].finish()  # behind the cancellation
         assert engine.cache.used == 0
+
+
+def test_what_comes_together_begins_in_one_step(engine, monkeypatch):
+    plans, plan = [], engine._loop.scheduler.plan
+    monkeypatch.setattr(
+        engine._loop.scheduler, "plan", lambda now: plans.append(plan(now)) or plans[-1]
+    )
+    with engine.together():
+        asked = [ask(engine, [number, 70], max_new_tokens=3)[0] for number in range(8)]
+        time.sleep(0.05)  # the engine has nothing to do yet
+        assert engine.counts().running == 0
+    for answer in asked:
+        answer.finish()
+    assert [len(step.begun) for step in plans if step.begun] == [8]
+
+
+def test_what_is_cancelled_before_it_is_handed_over_never_runs(engine):
+    with engine.together():
+        cancelled, ticket = ask(engine, [7], max_new_tokens=3)
+        whole = ask(engine, [7, 70], max_new_tokens=3)[0]
+        ticket.cancel()
+        with pytest.raises(Cancelled):
+            cancelled.next()
+    whole.finish()
+    assert engine.counts().running == engine.counts().waiting == 0
+
+
+def test_closing_waits_for_what_comes_together(tmp_path):
+    engine = tiny_engine(tmp_path)
+    with engine.together():
+        answer = ask(engine, [7, 70], max_new_tokens=3)[0]
+        closing = threading.Thread(target=engine.close, args=(ANSWER_TIMEOUT_S,))
+        closing.start()
+        until(lambda: engine._thread._closing)
+    answer.finish()
+    closing.join()
+    with engine.together(), pytest.raises(Unavailable):
+        ask(engine, [7, 70], max_new_tokens=3)
+
+
+def test_what_is_handed_over_behind_the_end_is_cancelled(tmp_path):
+    engine = tiny_engine(tmp_path)
+    with engine.together():
+        answer = ask(engine, [7, 70], max_new_tokens=3)[0]
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        until(lambda: engine._thread._cancelling)
+    with pytest.raises(Cancelled):
+        answer.next()
+    closing.join()
+
+
+def test_no_request_waits_for_a_thread_that_has_failed(tmp_path, monkeypatch):
+    engine = tiny_engine(tmp_path)
+
+    def fail(now: float) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(engine._loop, "step", fail)
+    with engine.together():
+        answer = ask(engine, [7, 70], max_new_tokens=3)[0]
+        engine._thread._asked.put(lambda: None)  # it takes a step
+        until(lambda: not engine._thread._thread.is_alive())
+    with pytest.raises(ComputeFailed):
+        answer.next()
+    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,11 @@ class Forks(RuleBasedStateMachine):
         fresh = self.take(int(wanted.sum()))
         known = k.give_pages(self.pages, offsets, np.array(fresh, np.int32))
         forks = k.fork_pages(self.pages, offsets, parents)
-        self.expect_known(known, forks, offsets)
+        table = k.beam_tables(self.pages, offsets)
+        self.expect_known(known, table, offsets)
         self.expect_copies(forks, offsets, parents)
         self.cache[forks.destinations] = self.cache[forks.sources]
-        self.read(forks, offsets, parents, iter(fresh), wanted)
+        self.read(table, offsets, parents, iter(fresh), wanted)
         released = set(forks.released.tolist())
         assert len(released) == len(forks.released)
         for request in self.requests:
@@ -98,12 +99,12 @@ class Forks(RuleBasedStateMachine):
             self.free += sorted(gone - self.read_only)  # those may be somebody else's
         assert not released
 
-    def expect_known(self, known: np.ndarray, forks, offsets: np.ndarray) -> None:
+    def expect_known(self, known: np.ndarray, table: np.ndarray, offsets: np.ndarray) -> None:
         """The pages that rows write to where these begin, before the parents were."""
         for i, request in enumerate(self.requests):
             place, begins = divmod(len(request.histories[0]), self.page_size)
             own = slice(*offsets[i : i + 2].tolist())
-            for page, row in zip(known[own], forks.block_table[own], strict=True):
+            for page, row in zip(known[own], table[own], strict=True):
                 assert page == (-1 if begins else row[place])
 
     def expect_copies(self, forks, offsets: np.ndarray, parents: np.ndarray) -> None:
@@ -117,7 +118,7 @@ class Forks(RuleBasedStateMachine):
         assert not set(forks.sources) & set(forks.destinations)
         assert not self.read_only & set(forks.destinations)
 
-    def read(self, forks, offsets, parents, fresh, wanted) -> None:
+    def read(self, block_table, offsets, parents, fresh, wanted) -> None:
         written: set[int] = set()
         for i, request in enumerate(self.requests):
             request.held |= {next(fresh) for _ in range(wanted[i])}
@@ -127,7 +128,7 @@ class Forks(RuleBasedStateMachine):
             length = len(request.histories[0])
             histories = []
             for row, parent in zip(range(offsets[i], offsets[i + 1]), children, strict=True):
-                table = forks.block_table[row]
+                table = block_table[row]
                 own = request.histories[parent] + [self.number()]
                 page = int(table[length // self.page_size])
                 assert page in request.held - self.read_only - written
@@ -139,7 +140,7 @@ class Forks(RuleBasedStateMachine):
         for i, request in enumerate(self.requests):
             for row in range(offsets[i], offsets[i + 1]):
                 history = request.histories[row - offsets[i]]
-                pages = forks.block_table[row][: -(-len(history) // self.page_size)]
+                pages = block_table[row][: -(-len(history) // self.page_size)]
                 assert self.cache[pages].reshape(-1)[: len(history)].tolist() == history
 
     @invariant()
@@ -202,5 +203,7 @@ def test_forks_are_checked(offsets: list, parents: list, fresh: list, message: s
     (wanted,) = k.wanted_pages([pages], both)
     k.give_pages([pages], both, np.int32([9][:wanted]))
     forks = k.fork_pages([pages], both, np.int32([0, 0]))
-    assert forks.block_table.tolist() == [[1, 2], [1, 9]]
+    assert k.beam_tables([pages], both).tolist() == [[1, 2], [1, 9]]
+    with pytest.raises(k.Error, match="offsets: got 3 rows of request 0, wanted at most 2, its"):
+        k.beam_tables([pages], np.int32([0, 3]))
     assert (forks.sources.tolist(), forks.destinations.tolist()) == ([2], [9])

@@ -4,7 +4,9 @@ hypotheses the ones that stand first."""
 from __future__ import annotations
 
 import re
+from functools import reduce
 from itertools import takewhile
+from operator import add
 
 import numpy as np
 import pytest
@@ -307,6 +309,60 @@ def test_the_answers_begin_with_all_that_was_settled(
         assert hypothesis.tokens.tolist()[: len(settled)] == settled
         assert hypothesis.log_probs.tolist()[: len(settled)] == log_probs
         assert len(settled) < len(hypothesis.tokens)  # its end is told with its score
+
+
+def test_a_search_of_which_nobody_asks_settles_nothing_and_finds_the_same():
+    for seed in range(10):
+        case = Case(4, 24, (0,), early_stopping=STOPPING[seed % 3])
+        logits = random_logits(40, seed, eos=(0,))
+        asked, other = case.new(), case.new().again(max_tokens=24, settles=False)
+        scores, prefixes = np.zeros(1, np.float32), [PROMPT]
+        while not asked.done:
+            rows = np.stack([logits(prefix) for prefix in prefixes])
+            offsets = np.array([0, len(rows)], np.int32)
+            found = candidates_of(rows, offsets, scores, [asked.candidates], False)
+            k.advance_beams([asked], *found)
+            k.advance_beams([other], *found)
+            step, quiet = k.running_beams([asked]), k.running_beams([other])
+            assert quiet.tokens.tolist() == step.tokens.tolist()
+            assert quiet.settled_tokens.size == 0
+            assert quiet.told.tolist() == [0] * other.done
+            assert step.told.tolist() == [0] * (asked.done or step.settled_tokens.size > 0)
+            assert step.full == (len(step.tokens) == 4)
+            scores = step.scores
+            histories = [tuple(asked.history(beam).tolist()) for beam in range(len(scores))]
+            prefixes = [PROMPT + history for history in histories]
+        for one, two in zip(asked.hypotheses(), other.hypotheses(), strict=True):
+            assert (one.token_ids, one.score) == (two.token_ids, two.score)
+
+
+def test_the_best_hypotheses_are_the_first_of_all():
+    case = Case(4, 24, (0,))
+    (got,) = search([(case, random_logits(40, 3, eos=(0,)), PROMPT)])
+    whole, best = got.search.hypotheses(), got.search.hypotheses(2)
+    assert len(whole) > 2
+    for one, two in zip(whole, best, strict=False):
+        log_probs = one.log_probs.tolist()
+        assert two.token_ids == one.tokens.tolist()
+        assert two.last_log_prob == log_probs[-1]
+        assert two.sum_before_last == reduce(add, log_probs[:-1], 0.0)
+    assert len(best) == 2
+
+
+def test_rows_of_searches_are_those_of_each():
+    one, two = Case(4, 24, (0, 5)).new(), Case(2, 24, (7,)).new()
+    begun = k.search_rows([one, two])
+    assert (begun.offsets.tolist(), begun.scores.tolist()) == ([0, 1, 2], [0.0, 0.0])
+    assert begun.candidates.tolist() == [12, 4]
+    assert begun.ends.tolist() == [[0, 5], [7, -1]]
+    scores = np.float32([[-1, -2, -3, -4, *[-np.inf] * 8], [-5, -6, *[-np.inf] * 10]])
+    beams, tokens = np.zeros((2, 12), np.int32), np.arange(10, 34, dtype=np.int32).reshape(2, 12)
+    beams[scores == -np.inf] = -1
+    k.advance_beams([one, two], scores, scores, beams, tokens)
+    after = k.search_rows([one, two])
+    assert after.offsets.tolist() == [0, 4, 6]
+    assert after.scores.tolist() == [-1, -2, -3, -4, -5, -6]
+    assert one.scores().tolist() == [-1, -2, -3, -4]
 
 
 def test_beams_settle_long_before_their_end():

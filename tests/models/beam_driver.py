@@ -63,18 +63,19 @@ class BeamDriver:
                 beams = beams[beams > 0]
                 lengths = np.repeat([request.pages.length for request in running], beams)
                 rows = np.arange(len(lengths))
+                pages = [request.pages for request in running]
+                offsets = np.concatenate([[0], np.cumsum(beams)]).astype(np.int32)
                 logits = self.model.step(
                     StepBatch(
                         input_ids=step.tokens,
                         positions=(lengths - 1).astype(np.int32),
                         cu_seqlens=np.append(rows, len(rows)).astype(np.int32),
                         context_lengths=lengths.astype(np.int32),
-                        block_table=forks.block_table,
+                        block_table=k.beam_tables(pages, offsets),
                         logit_rows=rows.astype(np.int64),
                     ),
                     self.cache,
                 )
-                offsets = np.concatenate([[0], np.cumsum(beams)]).astype(np.int32)
                 found = self._candidates(logits, offsets, step.scores, running)
         return [request.search.hypotheses() for request in requests]
 

@@ -28,6 +28,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 # Reads a sound when its turn has come, as its features are memory; InvalidInput.
 Unread = Callable[[], Sound]
 
+# Prompts that begin in one step; more would keep the device waiting for the first of them.
+_TOGETHER = 128
+
 
 def answers(
     engine: GenerationEngine,
@@ -131,26 +134,40 @@ class _Giving:
     def give(self) -> bool:
         """For a moment; returns whether there may be more that it admits."""
         until = time.monotonic() + REFRESH_S
-        while self.given < len(self._work) and len(self.running) < self._most:
+        together = _TOGETHER if self._engine.sound is None else 1  # sound takes long to read
+        while self._left:
             if time.monotonic() > until:
                 return True
-            given, parameters = self._work[self.given]
-            pending = Pending(self.given, parameters.n, parameters.answers)
-            try:
-                if callable(given):
-                    self._read = self._read or given()
-                prompt = self._read if callable(given) else given
-                assert prompt is not None
-                request = GenerationRequest(prompt, parameters, tells="text")
-                callback = self._finished.callback(pending)
-                self.running[self.given] = self._engine.submit(request, None, callback), pending
-            except QueueFull:
-                return False
-            except FusewireError as error:
-                self.errors[self.given] = error
-            self._read = None
-            self.given += 1
+            with self._engine.together():
+                for _ in range(together):
+                    if self._left and not self._give_one():
+                        return False
         return False
+
+    @property
+    def _left(self) -> bool:
+        """Whether there are more to give now."""
+        return self.given < len(self._work) and len(self.running) < self._most
+
+    def _give_one(self) -> bool:
+        """Whether it was admitted, or never will be."""
+        given, parameters = self._work[self.given]
+        pending = Pending(self.given, parameters.n, parameters.answers)
+        try:
+            if callable(given):
+                self._read = self._read or given()
+            prompt = self._read if callable(given) else given
+            assert prompt is not None
+            request = GenerationRequest(prompt, parameters, tells="text")
+            callback = self._finished.callback(pending)
+            self.running[self.given] = self._engine.submit(request, None, callback), pending
+        except QueueFull:
+            return False
+        except FusewireError as error:
+            self.errors[self.given] = error
+        self._read = None
+        self.given += 1
+        return True
 
 
 def _ended(finished: Finished, wait_s: float) -> list[Pending]:

@@ -214,6 +214,8 @@ class Admission:
 
     def _is_late(self, place: Place) -> bool:
         """It is ended by its deadline, or by its client's: it might have generated more."""
+        if place.deadline == inf:
+            return False
         return self._clock() > place.taken_at + planned_s(place.deadline - place.taken_at)
 
     @property

@@ -5,7 +5,8 @@ takes Python little."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates, forced
-from fusewire.engine.beam_rows import StepRows
+from fusewire.engine.beam_rows import StepRows, offsets_of
 from fusewire.engine.fork_memory import ForkMemory
 from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.kv_cache import KvCache
 from fusewire.engine.sampling import Sampler
 from fusewire.engine.sequence_pages import SequencePages
 from fusewire.placement import Placement
@@ -29,42 +31,80 @@ class BeamCohort:
     """Groups in the order of a step's rows, until others join or some of them end."""
 
     def __init__(
-        self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]
+        self,
+        groups: Sequence[BeamGroup],
+        taken: Sequence[SequencePages],
+        rows: StepRows,
+        pages: KvCache,
     ) -> None:
-        self.groups = list(groups)
+        """Groups that have the pages `taken`, which begin behind the step that left them these
+        `rows`."""
+        self.groups = groups
+        # Of which they are the rest, and where among these they were.
+        self._before: tuple[Sequence[BeamGroup], Sequence[int]] | None = None
+        self._cache = pages
         kind = groups[0].kind
         assert kind is not None  # and that of all
         self.kind = kind
         self._biases: tuple[NDArray[np.int32], list[kernels.Tensor]] | None = None  # of offsets
         self.parts = [group.parts[0] for group in groups]
         self.searches = [group.search for group in groups]
-        self.wanted = np.array([search.candidates for search in self.searches], np.int32)
+        now = kernels.search_rows(self.searches)
+        self.wanted = now.candidates
         self.candidates: BeamCandidates | None = None  # of the last step
         self._forced = [part.sampling for part in self.parts if part.sampling.forced]
         self._until_forced = self._steps_until_forced()
-        scores = [part.scores for part in self.parts]
-        self.offsets = np.cumsum([0, *map(len, scores)], dtype=np.int32)
-        self.scores = np.concatenate(scores)  # of the rows
-        self.taken: list[SequencePages] = []
-        self.pages: list[kernels.BeamPages] = []
-        for sequence, group in zip(sequences, groups, strict=True):
-            assert sequence.pages is not None
-            assert group.pages is not None
-            self.taken.append(sequence.pages)
-            self.pages.append(group.pages)
-        self.prompts = np.array([each.length for each in self.taken], np.int32)
-        stored = [search.length - 1 for search in self.searches]
-        self.rows = StepRows(sequences, (self.prompts + stored).tolist())
+        self.offsets, self.scores = now.offsets, now.scores  # of the rows
+        self.taken = taken
+        self.pages = [group.pages for group in groups if group.pages is not None]
+        self.rows = rows
         self.beams = self.rows.beams
-        self._full = np.cumsum([0, *self.beams], dtype=np.int32)  # offsets where none has fewer
+        self._stored = self.rows.stored
+        self.reserved = any([each.reserved for each in self.taken])  # pages for the next fork
+        self._all_run = True  # as long as nobody else has released pages
+        self._releases = pages.releases
+        self._full = offsets_of(self.beams)  # where none has fewer
+        self._is_full = np.array_equal(self.offsets, self._full)
         self._forks: ForkMemory | None = None
-        # Tokens that end a text, [searches, most of one], -1 in what is left.
-        ends = [search.eos_token_ids for search in self.searches]
-        self.ends = np.full((len(ends), max(map(len, ends))), -1, np.int32)
-        for of_search, tokens in zip(self.ends, ends, strict=True):
-            of_search[: len(tokens)] = tokens
-        for row, part in enumerate(self.parts):
-            part.join(self, row)
+        # Of the block tables of steps behind which pages of these places are written.
+        self._width: tuple[NDArray[np.int32], int] | None = None
+        self._ends = now.ends
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[GenerationSequence],
+        groups: Sequence[BeamGroup],
+        pages: KvCache,
+    ) -> BeamCohort:
+        taken = [each.pages for each in sequences if each.pages is not None]
+        prompts = np.array([each.length for each in taken], np.int32)
+        lengths = np.array([group.search.length for group in groups], np.int32)
+        rows = StepRows(sequences, prompts, prompts + lengths - 1, pages.page_size)
+        return cls(groups, taken, rows, pages)
+
+    def rest(self) -> BeamCohort | None:
+        """Those that still run."""
+        still = [at for at, each in enumerate(self.rows.sequences) if each.pages is not None]
+        if not still:
+            return None
+        groups, taken = [self.groups[at] for at in still], [self.taken[at] for at in still]
+        rest = BeamCohort(groups, taken, self.rows.rest(still), self._cache)
+        rest._before = self.groups, still
+        return rest
+
+    def is_of(self, groups: Sequence[BeamGroup]) -> bool:
+        """Whether it is known that these are those of a step's groups that still run."""
+        return groups is self.groups or (self._before is not None and groups is self._before[0])
+
+    def places_in(self, groups: Sequence[BeamGroup]) -> Sequence[int] | None:
+        """Among a step's groups; None: they are all of them, in order."""
+        if groups is self.groups:
+            return None
+        if self._before is not None and groups is self._before[0]:
+            return self._before[1]
+        places = {group: at for at, group in enumerate(groups)}
+        return [places[group] for group in self.groups]
 
     def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
         """Whether these take the next step, all of them where the last one left them."""
@@ -74,7 +114,7 @@ class BeamCohort:
     def forks_alone(self) -> bool:
         """Whether candidates alone say how the beams of all go on from the step whose candidates
         come next: none has fewer than it may have, and no token is forced."""
-        return not self.forces and self.is_full(self.offsets)
+        return self._is_full and not self.forces
 
     @property
     def forces(self) -> bool:
@@ -91,24 +131,32 @@ class BeamCohort:
             scores = self.scores[self.offsets[rows][:, None] + np.arange(beams)]
             candidates[:, rows] = forced(candidates[:, rows], scores, one_of)
 
-    def is_full(self, offsets: NDArray[np.int32]) -> bool:
-        """Whether each has as many beams as it may, by the offsets of their rows."""
-        return not (offsets != self._full).any()
-
-    def needs_pages(self, page_size: int) -> bool:
+    @property
+    def needs_pages(self) -> bool:
         """Whether their next fork may: a page begins with it, or some are reserved for it."""
-        begins = not ((self.rows.positions + 1) % page_size).all()
-        return begins or any([each.reserved for each in self.taken])
+        return self.reserved or self.rows.begins(1)
 
     @property
     def all_run(self) -> bool:
-        return None not in [each.pages for each in self.rows.sequences]
+        """Looked up again only when somebody's pages were released."""
+        if self._releases != self._cache.releases:
+            self._releases = self._cache.releases
+            self._all_run = None not in [each.pages for each in self.rows.sequences]
+        return self._all_run
 
     def fork_memory(self, place: Placement, width: int) -> ForkMemory:
         """Of forks of all beams, in block tables so wide."""
         if self._forks is None or self._forks.width != width:
-            self._forks = ForkMemory(place, self._full, self.ends, width)
+            self._forks = ForkMemory(place, self._full, self._ends, width)
         return self._forks
+
+    def table_width(self, width: Callable[[int], int]) -> int:
+        """Of the next step's block table, which has the pages up to its rows' `places`; `width`:
+        what a model takes that has so many."""
+        places = self.rows.places
+        if self._width is None or self._width[0] is not places:
+            self._width = places, width(int(places.max()) + 1)
+        return self._width[1]
 
     def biases(self, sampler: Sampler) -> list[kernels.Tensor]:
         """Of the rows, which are the same as long as there are as many of each group."""
@@ -126,26 +174,26 @@ class BeamCohort:
             self.candidates = BeamCandidates(place, self.offsets, self.wanted)
         return self.candidates
 
-    def go_on(self, step: kernels.BeamStep, table: np.ndarray) -> None:
+    def go_on(self, step: kernels.BeamStep) -> None:
         """Every search has taken a step; one that is done has no rows from here on."""
         self.offsets, self.scores = step.offsets, step.scores
-        self.rows.go_on(step.offsets, step.tokens, table)
+        self._is_full = step.full
+        rows = self.rows
+        rows.go_on(
+            step.offsets, step.tokens, partial(kernels.beam_tables, self.pages, step.offsets)
+        )
+        before, self._stored = self._stored, rows.stored
+        self._cache.advance_beams(self._stored - before)
         for sampling in self._forced:  # of others nobody counts
             sampling.new_tokens += 1
         self._until_forced -= 1
         if self._until_forced < 0:
             self._until_forced = self._steps_until_forced()
-        if not self.rows.counts.all():
-            for row in np.flatnonzero(self.rows.counts == 0).tolist():
-                self.rows.sequences[row].rows = None
+        for row in step.told.tolist():
+            if not rows.counts[row]:
+                rows.sequences[row].rows = None
 
     def _steps_until_forced(self) -> float:
         """Infinite where no token is from here on."""
         left = [at - each.new_tokens for each in self._forced for at in each.forced]
         return min([steps for steps in left if steps >= 0], default=inf)
-
-    @property
-    def stored(self) -> list[int]:
-        """By the running beams of each, behind its prompt, each beam's own counted."""
-        stored: list[int] = ((self.rows.positions - self.prompts) * self.rows.counts).tolist()
-        return stored

@@ -57,11 +57,14 @@ class BeamForks:
             length=position,
         )
         offsets = np.array([0, len(of_beams)], np.int32)
-        table = self.fork(offsets, np.array(of_beams, np.int32), [group.pages], [sequence.pages])
+        parents = np.array(of_beams, np.int32)
+        self.give_pages([group.pages], offsets, [sequence.pages])
+        self.fork(offsets, parents, [group.pages], [sequence.pages])
         tokens = np.array([history[-1] for history in histories], np.int64)
-        sequence.rows, sequence.returning = BeamRows(tokens, position, table), ()
         stored = (position - sequence.pages.length) * len(tokens)
-        self._pages.advance_beams(sequence.pages, stored)
+        table = kernels.beam_tables([group.pages], offsets)
+        sequence.rows, sequence.returning = BeamRows(tokens, position, table, stored), ()
+        self._pages.advance_beams(stored)
 
     def give_pages(
         self,
@@ -81,21 +84,18 @@ class BeamForks:
         pages: list[kernels.BeamPages],
         taken: Sequence[SequencePages],
         *,
-        prepared: bool = False,
         forked: bool = False,
-    ) -> NDArray[np.int32]:
-        """Beams get their parents' pages and room for one position more: their block table.
-        `prepared`: they have pages to write to; `forked`: what they copy is copied."""
-        if not prepared:
-            self.give_pages(pages, offsets, taken)
+    ) -> None:
+        """Beams get their parents' pages and room for one position more, all pages that they write
+        to being given. `forked`: what they copy is copied."""
         forks = kernels.fork_pages(pages, offsets, parents)
         if not forked:
             # At once: a group may end before the next step, and then its pages are others'.
             self._memory.copy_pages(forks.sources, forks.destinations)
+        if not forks.released.size:
+            return
         released, ends = forks.released.tolist(), forks.released_offsets.tolist()
-        for each, begin, end in zip(taken, ends, ends[1:], strict=False) if released else ():
+        for each, begin, end in zip(taken, ends, ends[1:], strict=False):
             if begin < end:
                 own = each.beam_pages.intersection(released[begin:end])
                 self._pages.release_of_beams(each, sorted(own))
-        table: NDArray[np.int32] = forks.block_table
-        return table

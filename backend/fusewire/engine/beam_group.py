@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.beam_cohort import BeamCohort
 from fusewire.engine.sampling import SamplingState
 
 
@@ -27,33 +26,20 @@ class StepKind(NamedTuple):
 class BeamPart:
     """Beams that search by themselves: a diverse group, or all of a request without these."""
 
-    def __init__(self, sampling: SamplingState) -> None:
+    def __init__(self, search: kernels.BeamSearch, index: int, sampling: SamplingState) -> None:
         self.sampling = sampling  # with the histories of all of them
         self.first = 0  # of their rows among the request's
-        self._scores = np.zeros(1, np.float32)
-        self._cohort: tuple[BeamCohort, int] | None = None
+        self._search, self._index = search, index
 
     @property
     def scores(self) -> NDArray[np.float32]:
         """Of the beams; first of the prompt."""
-        if self._cohort is None:
-            return self._scores
-        cohort, row = self._cohort
-        return cohort.scores[slice(*cohort.offsets[row : row + 2].tolist())]
+        scores: NDArray[np.float32] = self._search.scores(self._index)
+        return scores
 
-    def join(self, cohort: BeamCohort, row: int) -> None:
-        """The cohort has the scores from here on."""
-        self._cohort = cohort, row
-
-    def go_on(
-        self,
-        first: int,
-        scores: NDArray[np.float32],
-        parents: NDArray[np.int32],
-        tokens: NDArray[np.int64],
-    ) -> None:
+    def go_on(self, first: int, parents: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
         """The beams that run on, if any."""
-        self.first, self._scores, self._cohort = first, scores, None
+        self.first = first
         if len(tokens):
             self.sampling.advance(parents, tokens)
 
@@ -73,21 +59,26 @@ class BeamGroup:
         *,
         renormalizes: bool = False,
         diversity_penalty: float = 0.0,
-        quiet: bool = False,
     ) -> None:
         """`sampling`: what changes log-probabilities, before the first token; `renormalizes`:
         whether they are normalised again after that. `diversity_penalty`: of a token for each time
-        that groups before chose it in the same step (Vijayakumar et al., 2018).
-        `quiet`: nobody asks what is certain of its texts before its end."""
+        that groups before chose it in the same step (Vijayakumar et al., 2018)."""
         self.search = search
         self.renormalizes = renormalizes
         self.diversity_penalty = diversity_penalty
-        self.quiet = quiet
         self.pages: kernels.BeamPages | None = None  # once the prompt is stored
-        self.parts = [BeamPart(sampling)]
+        of_parts = [sampling]
         if search.groups > 1:
             sampling.changes_logits = True
-            self.parts = [BeamPart(sampling.fork(0)) for _ in range(search.groups)]
+            of_parts = [sampling.fork(0) for _ in range(search.groups)]
+        self.parts = [BeamPart(search, index, each) for index, each in enumerate(of_parts)]
+        # Whether anything does but the model.
+        self.changes_logits = changes = sampling.changes_logits
+        # Of its steps, where nothing of one is reused in the next but scores: the model alone
+        # decides, but for tokens that are forced and changes that are the same in every step.
+        self.kind: StepKind | None = None
+        if search.groups == 1 and sampling.fixed:
+            self.kind = StepKind(changes, changes and not renormalizes)
 
     def penalize(self, index: int) -> None:
         """A part is about to take its step: what those before it chose costs it."""
@@ -99,19 +90,6 @@ class BeamGroup:
         """The tokens that each running beam has generated."""
         running = sum(len(part.scores) for part in self.parts)
         return [self.search.history(beam).tolist() for beam in range(running)]
-
-    @property
-    def kind(self) -> StepKind | None:
-        """Of its steps, where nothing of one is reused in the next but scores: the model alone
-        decides, but for tokens that are forced and changes that are the same in every step."""
-        if self.search.groups > 1 or not self.parts[0].sampling.fixed:
-            return None
-        return StepKind(self.changes_logits, self.changes_logits and not self.renormalizes)
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether anything does but the model."""
-        return self.parts[0].sampling.changes_logits
 
     @property
     def rows(self) -> int:

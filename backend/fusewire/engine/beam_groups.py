@@ -29,6 +29,10 @@ from fusewire.engine.sampling import Sampler
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.placement import Placement
 
+# A search that a step took on and of which there is something to tell: that it is done, where its
+# sequence has no rows, or tokens that are certain since, with their log-probabilities.
+Advanced = tuple[GenerationSequence, BeamGroup, list[tuple[int, float]]]
+
 
 class BeamGroups:
     """Searches with a model's placement, vocabulary and cache."""
@@ -72,7 +76,7 @@ class BeamGroups:
                 return None
             self.forget()
             self._forks.begin(sequences, groups)
-            self._cohort = BeamCohort(sequences, groups)
+            self._cohort = BeamCohort.of(sequences, groups, self._pages)
         cohort = self._cohort
         count = len(cohort.scores)
         own = self._choice.rows(logits, np.arange(first, first + count)) if first else logits
@@ -95,47 +99,51 @@ class BeamGroups:
         cohort = self._cohort_of(found)
         assert cohort is not None  # it forks alone
         fresh = None
-        if cohort.needs_pages(self._pages.page_size):
-            fresh = self._forks.give_pages(cohort.pages, cohort.offsets, cohort.taken)
+        if cohort.needs_pages:
+            fresh = self._give_pages(cohort, cohort.offsets)
         if reserved:
             self._pages.reserve_for_beams(cohort.taken, reserved)
+            cohort.reserved = True
         found.prepared = True
         process = partial(self._processed, cohort=cohort)
         ahead = self._ahead.begin(found, cohort, fresh, process)
         found.forked = ahead is not None
         return ahead
 
-    def finish(self, found: FoundBeams) -> dict[BeamGroup, list[tuple[int, float]]]:
+    def finish(self, found: FoundBeams) -> list[Advanced]:
         """Waits for what is found, and gives each of the sequences that still run its next `rows`,
         none where its search is done. As `advance`."""
         values: NDArray[np.int32] = found.values.wait().numpy()
         cohort = self._cohort_of(found)
         if cohort is None:
-            return {}
-        if len(cohort.groups) < len(found.groups):
-            values = np.ascontiguousarray(values[:, self._still(found)])
+            return []
+        places = cohort.places_in(found.groups)
+        if places is not None:
+            values = np.ascontiguousarray(values[:, places])
         if cohort.forces:
             cohort.force(values)
         scores, log_probs = (values[row].view(np.float32) for row in (0, 1))
         kernels.advance_beams(cohort.searches, scores, log_probs, values[2], values[3])
         step = kernels.running_beams(cohort.searches)
-        if not cohort.is_full(step.offsets):
+        if not step.full:
             counts = np.diff(step.offsets)
             # The device has not forked as follows here: what it computed then is of no use.
             found.forked &= not ((counts != cohort.beams) & (counts != 0)).any()
-        table = self._forks.fork(
-            step.offsets,
-            step.parents,
-            cohort.pages,
-            cohort.taken,
-            prepared=found.prepared,
-            forked=found.forked,
+        if not found.prepared and cohort.needs_pages:
+            self._give_pages(cohort, step.offsets)
+        self._forks.fork(
+            step.offsets, step.parents, cohort.pages, cohort.taken, forked=found.forked
         )
         if found.prepared and not found.forked:
             self._pages.take_for_beams(cohort.taken, [0] * len(cohort.taken))
-        cohort.go_on(step, table)
-        self._pages.advance_all_beams(cohort.taken, cohort.stored)
-        return _settled(step, cohort.groups)
+            cohort.reserved = False
+        cohort.go_on(step)
+        return _told(step, cohort.rows.sequences, cohort.groups)
+
+    def _give_pages(self, cohort: BeamCohort, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+        """To the next fork, of as many beams; nothing is reserved for it any more."""
+        cohort.reserved = False
+        return self._forks.give_pages(cohort.pages, offsets, cohort.taken)
 
     def resume(self, sequence: GenerationSequence, group: BeamGroup) -> None:
         """Of a group that was preempted all that its beams had stored is stored again: gives it the
@@ -150,19 +158,18 @@ class BeamGroups:
         self._sampler.bias(log_probs, cohort.biases(self._sampler))
         return log_probs
 
-    def _still(self, found: FoundBeams) -> list[int]:
-        """Which of the sequences run."""
-        return [at for at, each in enumerate(found.sequences) if each.pages is not None]
-
     def _cohort_of(self, found: FoundBeams) -> BeamCohort | None:
         """Those of them that still run; None where none does."""
         cohort = self._cohort
-        if cohort is not None and found.groups is cohort.groups and cohort.all_run:
+        if cohort is not None and not cohort.all_run:
+            cohort = self._cohort = cohort.rest()
+        if cohort is not None and cohort.is_of(found.groups):
             return cohort
-        still = self._still(found)
+        still = [at for at, each in enumerate(found.sequences) if each.pages is not None]
         groups = [found.groups[at] for at in still]
         if groups and (cohort is None or cohort.groups != groups):
-            cohort = self._cohort = BeamCohort([found.sequences[at] for at in still], groups)
+            sequences = [found.sequences[at] for at in still]
+            cohort = self._cohort = BeamCohort.of(sequences, groups, self._pages)
         return cohort if groups else None
 
     def advance(
@@ -171,11 +178,11 @@ class BeamGroups:
         first: int,
         sequences: Sequence[GenerationSequence],
         groups: Sequence[BeamGroup],
-    ) -> dict[BeamGroup, list[tuple[int, float]]]:
+    ) -> list[Advanced]:
         """Takes the groups a step on by the rows of logits [rows, vocab] from `first` on, one for
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
-        next `rows`, none where its search is done. Returns the tokens, with log-probabilities,
-        that are certain from now on, of the groups that have any."""
+        next `rows`, none where its search is done. Returns those of which there is something to
+        tell."""
         self.forget()
         ends = accumulate([group.rows for group in groups], initial=first)
         self._forks.begin(sequences, groups)
@@ -192,36 +199,43 @@ class BeamGroups:
         offsets = step.offsets[of_groups]
         pages = [group.pages for group in groups if group.pages is not None]
         taken = [sequence.pages for sequence in sequences if sequence.pages is not None]
-        forks = self._forks.fork(offsets, parents, pages, taken)
+        self._forks.give_pages(pages, offsets, taken)
+        self._forks.fork(offsets, parents, pages, taken)
+        table = kernels.beam_tables(pages, offsets)
         begin_of = np.array(offsets[:-1]).repeat([group.search.groups for group in groups])
         for part, begin, start, end in zip(
             parts, begin_of.tolist(), step.offsets.tolist(), step.offsets[1:].tolist(), strict=False
         ):
             own = slice(start, end)
-            part.go_on(start - begin, step.scores[own], step.parents[own], step.tokens[own])
+            part.go_on(start - begin, step.parents[own], step.tokens[own])
         for at, (sequence, group) in enumerate(zip(sequences, groups, strict=True)):
             own = slice(*offsets[at : at + 2].tolist())
+            before = 0 if sequence.rows is None else sequence.rows.stored
             if own.start == own.stop:
                 sequence.rows = None
+                self._pages.advance_beams(-before)
                 continue
             tokens = step.tokens[own]
             assert sequence.pages is not None
-            stored = group.search.length - 1  # by each beam, behind the prompt
-            sequence.rows = BeamRows(tokens, sequence.pages.length + stored, forks[own])
-            self._pages.advance_beams(sequence.pages, stored * len(tokens))
-        return _settled(step, groups)
+            each = group.search.length - 1  # by each beam, behind the prompt
+            stored = each * len(tokens)
+            sequence.rows = BeamRows(tokens, sequence.pages.length + each, table[own], stored)
+            self._pages.advance_beams(stored - before)
+        return _told(step, sequences, groups)
 
 
-def _settled(
-    step: kernels.BeamStep, groups: Sequence[BeamGroup]
-) -> dict[BeamGroup, list[tuple[int, float]]]:
-    """Of those that somebody asks for."""
-    if not step.settled_tokens.size:
-        return {}
+def _told(
+    step: kernels.BeamStep,
+    sequences: Sequence[GenerationSequence],
+    groups: Sequence[BeamGroup],
+) -> list[Advanced]:
+    if not step.told.size:
+        return []
     tokens, log_probs = step.settled_tokens.tolist(), step.settled_log_probs.tolist()
     ends = step.settled_offsets.tolist()
-    return {
-        group: list(zip(tokens[begin:end], log_probs[begin:end], strict=True))
-        for group, begin, end in zip(groups, ends, ends[1:], strict=False)
-        if begin < end and not group.quiet
-    }
+    told = []
+    for at in step.told.tolist():
+        own = slice(ends[at], ends[at + 1])
+        settled = list(zip(tokens[own], log_probs[own], strict=True))
+        told.append((sequences[at], groups[at], settled))
+    return told

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,23 +65,19 @@ class BeamsAhead:
         """Gives the device the next step of the cohort, searches of those that were `found`;
         `fresh`: pages to write to, as `kernels.give_pages` has them; None: there are none.
         `process`: of its logits, what candidates are taken of. None where its tables would grow."""
-        places = (cohort.rows.positions + 1) // self._memory.page_size
         sources = sources_of(cohort.rows, cohort.beams)
-        width = self._model.table_width(
-            int(places.max()) + 1, None if sources is None else sources.block_table.shape[1]
-        )
+        of_sources = None if sources is None else sources.block_table.shape[1]
+        width = cohort.table_width(partial(self._model.table_width, source_pages=of_sources))
         parents = self._table(found.block_table, width)
         if parents is None:
             return None
         candidates = cohort.next_candidates(self._place)
         forks = cohort.fork_memory(self._place, width)
-        goes_on = found.groups is cohort.groups
-        searches, begins = None, cohort.offsets[:-1]
-        if not goes_on:
-            index = {group: at for at, group in enumerate(found.groups)}
-            searches = [index[group] for group in cohort.groups]
+        searches, begins = cohort.places_in(found.groups), cohort.offsets[:-1]
+        goes_on = searches is None
+        if searches is not None:
             begins = found.candidates.offsets[searches]
-        forks.tell(found.groups, searches, begins, places, fresh)
+        forks.tell(found.groups, searches, begins, cohort.rows.places, fresh)
         table = forks.fork(candidates.scores, found.candidates.found, parents)
         self._memory.copy(*forks.copies)
         if goes_on and found.batch is not None:

@@ -119,12 +119,11 @@ class Continuation:
         """Whether the token ends it where it is the `place`th, from 1 on; stop strings aside."""
         return token in self.stop_tokens or place >= self.max_new_tokens
 
-    def pass_over(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Takes tokens that do not end it, of which nothing is told but with the next one; there
-        are no stop strings."""
+    def pass_over(self, tokens: Sequence[int], logprob: float) -> None:
+        """Takes tokens that do not end it, whose log-probabilities add up to so much and of which
+        nothing is told but with the next one; there are no stop strings."""
         self.num_output_tokens += len(tokens)
-        for logprob in logprobs:
-            self.cumulative_logprob += logprob
+        self.cumulative_logprob += logprob
         self._ahead += self._text.steps(tokens)
         self._before = tokens
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.models.step_batch import StepBatch
 from fusewire.placement import Placement
 
 _COLUMNS = 5  # of a search: its candidates, first parent and first child, its beams, its page
@@ -46,13 +45,14 @@ class ForkMemory:
             self._there.section(4 * begin, shape, "int32")
             for begin, shape in zip(places, shapes, strict=False)
         ]
-        self._of: object = None  # the searches that the candidates are of
+        # The searches that the candidates are of, and where the pages to write to lie.
+        self._of: object = None
+        self._pages: NDArray[np.int32] | None = None
         self.ids = place.empty(rows, dtype="int64")
         # The last fork's, which the next one reads, and room for its own.
         self._tables = [place.empty(rows, width, dtype="int32") for _ in range(2)]
         self._copies = place.empty(2, rows, dtype="int64")
         self.copies = [self._copies.section(8 * rows * side, [rows], "int64") for side in (0, 1)]
-        self.batch: StepBatch | None = None  # of the last step
 
     def tell(
         self,
@@ -66,12 +66,14 @@ class ForkMemory:
         where it is other than in the last step, its place in `searches` (None: all, in order) and
         its first row in `begins`. `pages`: where in its table the page that each is to write to
         lies. `fresh`: the pages that rows write to, as `kernels.give_pages` has them; None: their
-        parents'."""
+        parents'. Writes nothing where all is as it was, as behind most steps."""
+        if of is self._of and pages is self._pages and fresh is None and not self._given:
+            return
         if of is not self._of:
             self._groups[:, 0] = range(len(self._groups)) if searches is None else searches
             self._groups[:, 1] = begins
             self._of = of
-        self._groups[:, 4] = pages
+        self._groups[:, 4] = self._pages = pages
         if fresh is not None or self._given:
             self._fresh[:] = -1 if fresh is None else fresh
         self._given = fresh is not None

@@ -11,7 +11,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -263,8 +263,8 @@ class GenerationEngine:
         self._thread.call(measure)
 
     def together(self) -> AbstractContextManager[None]:
-        """See Engine; each request is on its way at once."""
-        return nullcontext()
+        """See Engine; they begin in one step, where there is room for all."""
+        return self._thread.together()
 
     @property
     def progress(self) -> Progress:

@@ -101,9 +101,16 @@ class GenerationLoop:
         return not self._requests.owners
 
     def add(self, generation: Generation, sequence: GenerationSequence) -> None:
-        """Queues a request by the sequence of its first branch, which the scheduler has checked."""
-        self.scheduler.add(sequence)
-        self._requests.add(generation, sequence)
+        """Queues a request by the sequence of its first branch, which the scheduler has checked;
+        not one that was cancelled before it came."""
+        if generation.open:
+            self.scheduler.add(sequence)
+            self._requests.add(generation, sequence)
+
+    def add_all(self, requests: Sequence[tuple[Generation, GenerationSequence]]) -> None:
+        """The same of requests that come together."""
+        for generation, sequence in requests:
+            self.add(generation, sequence)
 
     def cancel(self, generation: Generation) -> None:
         """Ends what is left of a request; its slots and pages are free on return."""
@@ -174,13 +181,14 @@ class GenerationLoop:
     def _go_on(self, ahead: Ahead, now: float) -> None:
         """Takes the tokens of a step that was begun ahead."""
         step = ahead.step
-        self.progress.begin(step.tokens)
+        tokens = step.tokens
+        self.progress.begin(tokens)
         self.scheduler.done(step)
         if isinstance(ahead.draws, PendingDraws):
             self._take(ahead.draws, step.decodes.rows.owners, (), step, now)
         else:
             self._take_beams(ahead.draws, step, now)
-        self.progress.end(step.tokens)
+        self.progress.end(tokens)
 
     def _compute(self, step: Step, now: float) -> None:
         if step.copies:
@@ -263,8 +271,8 @@ class GenerationLoop:
         groups = [generation.beams for generation in generations if generation.beams]
         found = self._beam_groups.begin(logits, first, sequences, groups, batch.block_table)
         if found is None:
-            settled = self._beam_groups.advance(logits, first, sequences, groups)
-            self._search_answers.tell(sequences, groups, settled)
+            advanced = self._beam_groups.advance(logits, first, sequences, groups)
+            self._search_answers.tell(advanced)
         else:
             self._take_beams(found, step, now)
 
@@ -276,10 +284,10 @@ class GenerationLoop:
             self._expire(self._look_ahead.begin_beams(step, found, now))
         self._search_answers.tell_settled()
         ahead = found.forked
-        settled = self._beam_groups.finish(found)
+        advanced = self._beam_groups.finish(found)
         if self._look_ahead and ahead and not found.forked:
             self._look_ahead.drop()
-        self._search_answers.tell(found.sequences, found.groups, settled)
+        self._search_answers.tell(advanced)
 
     def _logits(self, step: Step, batch: StepBatch) -> Tensor:
         """Runs the step, and takes down the log-probabilities of prompts that are wanted."""

@@ -37,6 +37,9 @@ class GenerationQueue:
         """Of one or more: who runs next."""
         if self._first is None:
             heads = [queue[0] for queue in self._untimed.queues.values()]
+            if len(heads) == 1 and not self._timed:
+                self._first = heads[0]
+                return self._first
             served = self._untimed.served
             self._first = min(
                 self._timed[:1] + heads,

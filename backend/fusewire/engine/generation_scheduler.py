@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from fusewire.engine.beam_pasts import pasts_of
-from fusewire.engine.beam_rows import BeamRowsOf, StepRows
+from fusewire.engine.beam_rows import BeamRowsOf
 from fusewire.engine.capacity import check_capacity
 from fusewire.engine.decode_rows import DecodeRows
 from fusewire.engine.generation_queue import GenerationQueue
@@ -78,6 +78,7 @@ class GenerationScheduler:
         # Who was refused for how many pages: the pages of a long prompt are not looked up again and
         # again while it waits.
         self._refused: tuple[GenerationSequence, int] | None = None
+        self._checked: tuple[int, ...] = ()  # how large the last one was that could run
         self._arrivals = count()
         self._branches = count(1)
 
@@ -94,8 +95,13 @@ class GenerationScheduler:
         return [*self._running, *self._groups, *self._waiting]
 
     def check(self, sequence: GenerationSequence) -> None:
-        """InvalidInput when the sequence could never run, however empty the cache is."""
-        check_capacity(sequence, self._cache, self.max_batch_tokens, self._max_sequences)
+        """InvalidInput when the sequence could never run, however empty the cache is. From any
+        thread."""
+        source = -1 if sequence.source is None else len(sequence.source)
+        size = len(sequence.token_ids), sequence.most_tokens, source, sequence.beams, sequence.slots
+        if size != self._checked:
+            check_capacity(sequence, self._cache, self.max_batch_tokens, self._max_sequences)
+            self._checked = size
 
     def add(self, sequence: GenerationSequence) -> None:
         """Puts a new sequence, one that `check` lets pass, into the queue."""
@@ -150,15 +156,14 @@ class GenerationScheduler:
         if step.decodes.rows.sequences or not isinstance(first, BeamRowsOf):
             return None
         rows = first.step
-        if not rows.are_of(groups) or (rows.positions + 2 >= rows.most_tokens).any():
+        if rows.least_left <= 2 or not rows.are_of(groups):
             return None
-        reserved = self._for_forks_ahead(rows)
-        if sum(reserved) > self._cache.available:
+        reserved = rows.pages_for_forks(2)
+        if reserved and sum(reserved) > self._cache.available:
             return None
-        beams = int(rows.beams.sum())
-        expired = self._expire(now)
+        decodes, expired = self._rows.decodes(), self._expire(now)
         return Step(
-            self._rows.decodes(), groups=groups, beams=beams, reserved=reserved, expired=expired
+            decodes, groups=groups, beams=rows.most_rows, reserved=reserved, expired=expired
         )
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
@@ -286,11 +291,11 @@ class GenerationScheduler:
             else:
                 for each in _to_store(group):
                     insort(prompts, each, key=RANK)
-        step.beams = sum(map(len, [group.rows for group in step.groups if group.rows is not None]))
-        self._cache.reserve_for_beams(
-            [group.pages for group in step.groups if group.pages is not None],
-            self._for_forks(step.groups),
-        )
+        if step.groups:
+            step.beams, reserved = self._beams_of(step.groups)
+            if any(reserved):
+                pages = [group.pages for group in step.groups if group.pages is not None]
+                self._cache.reserve_for_beams(pages, reserved)
         budget -= step.beams
         for sequence in prompts:
             if not budget:
@@ -381,10 +386,12 @@ class GenerationScheduler:
         assert sequence.pages is not None
         for kind in self._kinds(sequence):
             kind.remove(sequence)
-        self._rows.leave(sequence)
+        if not sequence.beams:
+            self._rows.leave(sequence)
         self._slots -= sequence.slots
         self._beams -= sequence.beams
-        self._cache.release(sequence.pages)
+        rows = sequence.rows
+        self._cache.release(sequence.pages, 0 if rows is None else rows.stored)
         sequence.pages, sequence.rows, sequence.stored = None, None, 0
         for past in sequence.returning:
             past.pages = None
@@ -408,16 +415,15 @@ class GenerationScheduler:
         self._waiting.add(sequence)
         self.preemptions += 1
 
-    def _for_forks_ahead(self, rows: StepRows) -> list[int]:
-        """Pages to reserve for the fork behind the step behind each group's next one; empty where
-        there are none."""
-        begins = (rows.positions + 2) % self._cache.page_size == 0
-        if not begins.any():
-            return []
-        # No beam goes on from the last position.
-        begins &= rows.positions + 3 < rows.most_tokens
-        pages: list[int] = (begins * rows.beams).tolist()
-        return pages
+    def _beams_of(self, groups: list[GenerationSequence]) -> tuple[int, list[int]]:
+        """Running beams, and pages for each one's fork behind the step; no list where none takes
+        any."""
+        first = groups[0].rows
+        if isinstance(first, BeamRowsOf) and first.step.are_of(groups):
+            rows = first.step
+            return rows.tokens.size, rows.pages_for_forks(1)
+        beams = sum(map(len, [group.rows for group in groups if group.rows is not None]))
+        return beams, self._for_forks(groups)
 
     def _for_forks(self, groups: Iterable[GenerationSequence]) -> list[int]:
         """Pages to reserve for the fork behind each group's step; one in which its prompt or its

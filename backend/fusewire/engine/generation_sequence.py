@@ -116,7 +116,10 @@ class Ranked(list[GenerationSequence]):
     """Sequences in the order of their rank, the first to run first."""
 
     def add(self, sequence: GenerationSequence) -> None:
-        insort(self, sequence, key=RANK)
+        if not self or self[-1].rank < sequence.rank:  # as most come
+            self.append(sequence)
+        else:
+            insort(self, sequence, key=RANK)
 
     def remove(self, sequence: GenerationSequence) -> None:
         place = bisect_left(self, sequence.rank, key=RANK)

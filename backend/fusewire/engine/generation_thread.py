@@ -7,14 +7,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from fusewire.engine.branches import Generation
 from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.request import CANCELLED, CLOSED, failure
-from fusewire.errors import Cancelled, Unavailable
+from fusewire.errors import Cancelled, FusewireError, Unavailable
 
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
@@ -30,6 +31,9 @@ class GenerationThread:
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
         self._closing = self._cancelling = False
+        self._own = threading.local()  # `together`: requests of a thread that come together
+        self._opened = 0  # of these blocks, that have some
+        self._failed: FusewireError | None = None  # why it ended before it was closed
         self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
         self._thread.start()
 
@@ -45,8 +49,38 @@ class GenerationThread:
                 raise Unavailable(CLOSED)
             if not self._thread.is_alive():
                 raise Unavailable(_FORKED)
-            self._asked.put(partial(self._loop.add, generation, sequence))
+            together = getattr(self._own, "together", None)
+            if together is None:
+                self._asked.put(partial(self._loop.add, generation, sequence))
+            else:
+                self._opened += not together
+                together.append((generation, sequence))
         return partial(self._asked.put, partial(self._loop.cancel, generation))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Requests that this thread adds within it are handed over at its end, so that they begin
+        in one step: it waits for none of them before. Closing waits for the end."""
+        added: list[tuple[Generation, GenerationSequence]] = []
+        self._own.together = added
+        try:
+            yield
+        finally:
+            self._own.together = None
+            if added:
+                self._hand_over(added)
+
+    def _hand_over(self, added: Sequence[tuple[Generation, GenerationSequence]]) -> None:
+        with self._submit_lock:
+            self._opened -= 1
+            failed = self._failed
+            if failed is None:
+                self._asked.put(partial(self._loop.add_all, added))
+                if self._cancelling:
+                    self._asked.put(self._loop.cancel_all)
+        if failed is not None:  # nobody computes any more
+            self._loop.add_all(added)
+            self._loop.fail_all(failed)
 
     def call(self, work: Callable[[], None]) -> None:
         """Returns, or raises what it raises, when `work` was called between steps."""
@@ -81,15 +115,22 @@ class GenerationThread:
 
     def _run(self) -> None:
         try:
-            while not (self._closing and self._loop.idle and self._asked.empty()):
+            while not self._is_done():
                 self._take()
                 self._loop.step(time.monotonic())
         except Exception as error:  # a defect: no request may wait for an answer that never comes
+            failed = failure(error)
             with self._submit_lock:
-                self._closing = True
+                self._closing, self._failed = True, failed
             while not self._asked.empty():
                 self._asked.get()()
-            self._loop.fail_all(failure(error))
+            self._loop.fail_all(failed)
+
+    def _is_done(self) -> bool:
+        if not (self._closing and self._loop.idle):
+            return False
+        with self._submit_lock:  # what a block hands over at its end is one of both
+            return not self._opened and self._asked.empty()
 
     def _take(self) -> None:
         """Runs the calls that were queued since the last step; waits for one when idle."""

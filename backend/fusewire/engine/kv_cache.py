@@ -41,6 +41,7 @@ class KvCache:
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self.live_tokens = 0  # stored, of all sequences; a shared token counts for each
+        self.releases = 0  # sequences that were released
         self.prefix_hit_tokens = 0  # tokens that sequences found there when they began
         self._pool = PagePool(pages)
         self._sources = SourceCache(self._pool, page_size, prefix_caching)
@@ -132,8 +133,9 @@ class KvCache:
         more = max(0, self._pages_for(room) - len(found))
         of_source, wanted = self._source_wants(source)
         wanted += self._pool.idle_among(found) + more + for_beams
-        if wanted > self.available - spare:
-            raise OutOfPages(wanted, self.available - spare)
+        left = self._pool.available - spare
+        if wanted > left:
+            raise OutOfPages(wanted, left)
         self._pool.share(found)
         # Those that were found are nobody's to take from here on.
         source_pages = None if source is None else self._sources.admit(source, of_source)
@@ -320,27 +322,23 @@ class KvCache:
         self.live_tokens += prompt_tokens
         sequence.length = prompt_tokens
 
-    def advance_beams(self, sequence: SequencePages, tokens: int) -> None:
-        """Its running beams have stored so many tokens behind the prompt, each its own counted."""
-        self.live_tokens += tokens - sequence.beam_tokens
-        sequence.beam_tokens = tokens
+    def advance_beams(self, tokens: int) -> None:
+        """Running beams have stored so many tokens more, each its own counted, or fewer, where some
+        run no more."""
+        self.live_tokens += tokens
 
-    def advance_all_beams(self, sequences: Sequence[SequencePages], tokens: Sequence[int]) -> None:
-        """The same of each of the sequences."""
-        self.live_tokens += sum(tokens) - sum([each.beam_tokens for each in sequences])
-        for sequence, stored in zip(sequences, tokens, strict=True):
-            sequence.beam_tokens = stored
-
-    def release(self, sequence: SequencePages) -> None:
-        """Frees the sequence's pages and its beams'; it is empty afterwards. Full pages stay
-        findable until others need the room; the later ones of a sequence are evicted before the
-        earlier."""
-        self._pool.release(sequence.beam_pages)
+    def release(self, sequence: SequencePages, beam_tokens: int = 0) -> None:
+        """Frees the sequence's pages and its beams', which had stored so many tokens; it is empty
+        afterwards. Full pages stay findable until others need the room; the later ones of a
+        sequence are evicted before the earlier."""
+        self.releases += 1
+        if sequence.beam_pages:
+            self._pool.release(sequence.beam_pages)
+            sequence.beam_pages = set()
         self._pool.reserved -= sequence.reserved
-        self.advance_beams(sequence, 0)
-        sequence.beam_pages, sequence.reserved = set(), 0
+        sequence.reserved = 0
         self._pool.release(reversed(sequence.table))
-        self.live_tokens -= sequence.length
+        self.live_tokens -= sequence.length + beam_tokens
         sequence.table, sequence.length = array("i"), 0
         if sequence.source is not None:
             self.live_tokens -= sequence.source.tokens

@@ -119,8 +119,6 @@ class LookAhead:
         self._ahead = None
 
     def drop_ended(self) -> None:
-        """Forgets a step all of whose sequences have ended."""
-        if self._ahead is not None and not any(
-            sequence.pages is not None for sequence in self._ahead.step.sequences
-        ):
+        """Forgets a step all of whose sequences have ended: they are all that ran."""
+        if not self._scheduler.running:
             self._ahead = None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.beam_rows import BeamRowsOf, StepRows
+from fusewire.engine.beam_rows import BeamRowsOf, StepRows, offsets_of
 from fusewire.engine.decode_rows import Decodes
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.generation_step import Chunk, Step
@@ -152,8 +152,9 @@ def _beams_together(step: StepRows) -> StepBatch:
 def sources_of(step: StepRows, counts: NDArray[np.int32]) -> SourceTable | None:
     """Of rows, so many of each sequence."""
     made = step.sources
-    if made is None or (made[0] != counts).any():
-        made = step.sources = counts, _repeated(_source_table(step.sequences), counts)
+    if made is None or not (made[0] is counts or np.array_equal(made[0], counts)):
+        made = counts, _repeated(_source_table(step.sequences), counts)
+    step.sources = counts, made[1]
     sources: SourceTable | None = made[1]
     return sources
 
@@ -216,17 +217,12 @@ def _repeated(sources: SourceTable | None, counts: NDArray[np.int32]) -> SourceT
 
 def pack_sources(step: Step) -> SourceBatch:
     """The sources that the step encodes, one or more."""
-    ids: list[int] = []
-    ends = [0]
-    features: list[NDArray[np.float32]] = []
-    for pages in step.sources:
-        ids += pages.source.token_ids
-        ends.append(len(ids))
-        if pages.source.features is not None:
-            features.append(pages.source.features)
+    sources = [pages.source for pages in step.sources]
+    features = [source.features for source in sources if source.features is not None]
+    ids = np.concatenate([source.ids for source in sources])
     return SourceBatch(
-        input_ids=np.array(ids, np.int64),
-        cu_seqlens=np.array(ends, np.int32),
+        input_ids=ids,
+        cu_seqlens=offsets_of(np.array([source.ids.size for source in sources], np.int32)),
         block_table=_block_table([pages.table for pages in step.sources]),
         features=np.stack(features) if features else None,
     )

@@ -72,6 +72,10 @@ class PagePool:
         there = len(self._free)
         if count > there + len(self._idle):
             raise OutOfPages(count, there + len(self._idle))
+        if count == 1 and there:  # as most are asked for
+            page = self._free.pop()
+            self._owners[page] = 1
+            return [page]
         begin = max(0, there - count)
         pages = self._free[begin:][::-1]
         del self._free[begin:]

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusewire import kernels
-from fusewire.engine.beam_candidates import MOST_CANDIDATES
 from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.branches import Branch, Event, Generation
 from fusewire.engine.continuation import Continuation
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
 # Weights of a text's alignment, of which the answer has a number each: target x source tokens.
 _MOST_WEIGHTS = 1 << 22
+_SILENCE = Silence()  # of all texts that nobody wants
 Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
 
 
@@ -100,8 +99,8 @@ class RequestPreparation:
             goes_on=spoken is not None and spoken.goes_on,
             tenant=place.tenant,
             cost_s=place.cost_s,
-            continuations=1 if parameters.searches else parameters.sequences,
-            beams=parameters.num_beams if parameters.searches else 0,
+            continuations=1 if rules.search else parameters.sequences,
+            beams=parameters.num_beams if rules.search else 0,
             to_score=0 if scores is None else len(ids) - 1,
             source=source,
         )
@@ -140,15 +139,17 @@ class RequestPreparation:
         seed = 0 if parameters.seed is None else parameters.seed
         if parameters.seed is None and not parameters.greedy:  # others draw nothing
             seed = secrets.randbits(63)
-        first = SamplingState(
-            rules.sampling,
-            ids,
-            seed,
-            forced,
-            source_ids,
-            spoken.mask if spoken else None,
-            judged=spoken is not None and spoken.judged,
-        )
+        first = rules.idle
+        if first is None or forced or spoken:
+            first = SamplingState(
+                rules.sampling,
+                ids,
+                seed,
+                forced,
+                source_ids,
+                spoken.mask if spoken else None,
+                judged=spoken is not None and spoken.judged,
+            )
         writes = request.tells != "ids" or parameters.stop
         # A stop string is looked for behind each token; log-probabilities come with theirs.
         scored = parameters.logprobs is not None or scores is not None
@@ -161,9 +162,12 @@ class RequestPreparation:
                         shown, skip_special_tokens=parameters.skip_special_tokens
                     )
                     if writes
-                    else Silence(),
+                    else _SILENCE,
                     prefix,
-                    StopMatcher(rules.strings, include_stop=parameters.include_stop_str_in_output),
+                    rules.unstopped
+                    or StopMatcher(
+                        rules.strings, include_stop=parameters.include_stop_str_in_output
+                    ),
                     rules.stop_tokens,
                     parameters.min_new_tokens,
                     most,
@@ -175,37 +179,15 @@ class RequestPreparation:
             for index in range(parameters.answers)
         ]
         beams = None
-        if parameters.searches:
+        if rules.search is not None:
             branches[0].places = 1 + parameters.num_beams - parameters.answers
-            beams = self._beams(rules, most, first, quiet)
+            beams = BeamGroup(
+                rules.search.again(most, not quiet),
+                first,
+                renormalizes=parameters.renormalize_logits,
+                diversity_penalty=parameters.diversity_penalty,
+            )
         return Generation(branches, callback, place, beams, scores)
-
-    def _beams(
-        self, rules: RequestRules, most: int, sampling: SamplingState, quiet: bool
-    ) -> BeamGroup:
-        parameters = rules.parameters
-        search = kernels.BeamSearch(
-            beams=parameters.num_beams,
-            max_tokens=most,
-            eos_token_ids=rules.eos,
-            length_penalty=parameters.length_penalty,
-            early_stopping=parameters.early_stopping,
-            groups=parameters.num_beam_groups,
-            n=parameters.n,
-            patience=parameters.patience,
-        )
-        if search.candidates > MOST_CANDIDATES:
-            most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
-            wanted = f"at most {most_beams} with {len(rules.stop_tokens)} tokens that end a text"
-            name = parameters.named("num_beams")
-            raise InvalidInput(name, parameters.num_beams, wanted, "lower it")
-        return BeamGroup(
-            search,
-            sampling,
-            renormalizes=parameters.renormalize_logits,
-            diversity_penalty=parameters.diversity_penalty,
-            quiet=quiet,
-        )
 
     def _check_alignment(self, parameters: GenerationParameters, target: int, source: int) -> None:
         """InvalidInput where texts of up to `target` tokens are longer than one pass may be, or
@@ -227,6 +209,8 @@ def _forced(
 ) -> Forced:
     """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
     InvalidInput where they are all `suppressed`, as transformers refuses it."""
+    if bos is None and not eos:
+        return {}
     wanted = {} if bos is None else {0: [bos]}
     if eos:
         wanted[most - 1] = [*eos]

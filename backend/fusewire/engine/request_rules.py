@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fusewire import kernels
+from fusewire.engine.beam_candidates import MOST_CANDIDATES
 from fusewire.engine.sampling_rules import SamplingRules
+from fusewire.engine.sampling_state import SamplingState
+from fusewire.errors import InvalidInput
 from fusewire.generation.bad_words import BadWords
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import read_prefix
-from fusewire.generation.stop_strings import StopStrings
+from fusewire.generation.stop_strings import StopMatcher, StopStrings
 from fusewire.models import Seq2SeqModel
 from fusewire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
+
+# As many as a server keeps of different parameters (parameter_reader.py).
+_MOST_KNOWN = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +38,14 @@ class RequestRules:
     begun: Sequence[int]
     bos: int | None
     stop_tokens: frozenset[int]
-    eos: list[int]  # those of them that the model may write, ascending
     strings: StopStrings
+    # Of all texts, where no string stops them: it holds nothing back, so it knows nothing of them.
+    unstopped: StopMatcher | None
     sampling: SamplingRules
+    # Where there are beams: a search, others like which are made for requests; and where nothing
+    # but the model decides, all that each could bring to its choices: nothing.
+    search: kernels.BeamSearch | None = None
+    idle: SamplingState | None = None
 
 
 class RulesOfRequests:
@@ -47,14 +59,16 @@ class RulesOfRequests:
         self._limits = limits
         self._target_tokenizer = Tokenizer.load_target(folder) or tokenizer
         self._bad_words = BadWords(self._target_tokenizer)
-        self._last: RequestRules | None = None
+        self._known: dict[int, RequestRules] = {}  # by the id of their parameters
 
     def of(self, parameters: GenerationParameters) -> RequestRules:
         """InvalidInput where they ask for what the tokenizer cannot write."""
-        last = self._last
-        if last is None or last.parameters is not parameters:
-            last = self._last = self._made(parameters)
-        return last
+        found = self._known.get(id(parameters))
+        if found is None or found.parameters is not parameters:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known = {}
+            found = self._known[id(parameters)] = self._made(parameters)
+        return found
 
     def _made(self, parameters: GenerationParameters) -> RequestRules:
         begun, bos = self._begin(parameters)
@@ -64,15 +78,26 @@ class RulesOfRequests:
             *self._bad_words.token_ids(parameters.bad_words),
             *parameters.bad_words_ids,
         ]
+        strings = StopStrings(parameters.stop)
+        # A folder may name one that its model's vocabulary has not.
+        eos_of_model = sorted(token for token in stop_tokens if token < self._model.vocab_size)
+        sampling = SamplingRules(parameters, stop_tokens, bad_words)
+        search = idle = None
+        if parameters.searches:
+            search = _search(parameters, eos_of_model, len(stop_tokens))
+            likes = parameters.encoder_repetition_penalty != 1  # tokens of each one's source
+            if search.groups == 1 and not (likes or sampling.changes_logits):
+                idle = SamplingState(sampling, ())
         return RequestRules(
             parameters,
             begun,
             bos,
             stop_tokens,
-            # A folder may name one that its model's vocabulary has not.
-            sorted(token for token in stop_tokens if token < self._model.vocab_size),
-            StopStrings(parameters.stop),
-            SamplingRules(parameters, stop_tokens, bad_words),
+            strings,
+            None if strings else StopMatcher(strings),
+            sampling,
+            search,
+            idle,
         )
 
     def _begin(self, parameters: GenerationParameters) -> tuple[list[int], int | None]:
@@ -92,3 +117,23 @@ class RulesOfRequests:
         if given[:1] != [start] or parameters.target_prefix is not None:
             given = [start, *given]
         return given, bos if len(given) == 1 else None
+
+
+def _search(parameters: GenerationParameters, eos: Sequence[int], ends: int) -> kernels.BeamSearch:
+    """Of one token. InvalidInput where it would want more candidates than a step may find."""
+    search = kernels.BeamSearch(
+        beams=parameters.num_beams,
+        max_tokens=1,
+        eos_token_ids=eos,
+        length_penalty=parameters.length_penalty,
+        early_stopping=parameters.early_stopping,
+        groups=parameters.num_beam_groups,
+        n=parameters.n,
+        patience=parameters.patience,
+    )
+    if search.candidates > MOST_CANDIDATES:
+        most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
+        wanted = f"at most {most_beams} with {ends} tokens that end a text"
+        name = parameters.named("num_beams")
+        raise InvalidInput(name, parameters.num_beams, wanted, "lower it")
+    return search

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fusewire.engine.aligner import Aligner
 from fusewire.engine.beam_group import BeamGroup
@@ -27,15 +27,11 @@ class SearchAnswers:
         self._broken: dict[Generation, FusewireError] = {}
 
     def tell(
-        self,
-        sequences: Sequence[GenerationSequence],
-        groups: Sequence[BeamGroup],
-        settled: Mapping[BeamGroup, Sequence[tuple[int, float]]],
+        self, advanced: Sequence[tuple[GenerationSequence, BeamGroup, Sequence[tuple[int, float]]]]
     ) -> None:
-        """A step took these searches on. `settled`: of those that have such, the tokens that are
-        certain since, with their log-probabilities."""
-        both = zip(sequences, groups, strict=True)
-        for sequence, group in [one for one in both if one[0].rows is None or one[1] in settled]:
+        """A step took these searches on: one whose sequence has no rows is done; of the others it
+        made tokens certain, with these log-probabilities."""
+        for sequence, group, settled in advanced:
             if sequence not in self._requests.owners:  # it has ended since
                 continue
             generation = self._requests.owners[sequence][0]
@@ -45,7 +41,7 @@ class SearchAnswers:
                 if sequence.rows is None:
                     self._end(generation, group)
                 else:
-                    self._settled.append((generation, settled[group]))
+                    self._settled.append((generation, settled))
             except Exception as error:
                 self._requests.fail(generation, failure(error))
 
@@ -85,7 +81,7 @@ class SearchAnswers:
 def deltas_of_search(generation: Generation, group: BeamGroup) -> list[Delta]:
     """Of a search that is done: what is not told yet of each text, whose last delta has its score.
     ComputeFailed or InvalidInput where it has found none, or too few."""
-    hypotheses = group.search.hypotheses()
+    hypotheses = group.search.hypotheses(len(generation.branches))
     # Where nothing changes log-probabilities, no token is left of logits at -inf alone.
     if group.search.broken or not (hypotheses or group.changes_logits):
         raise ComputeFailed(NOT_FINITE)
@@ -96,12 +92,15 @@ def deltas_of_search(generation: Generation, group: BeamGroup) -> list[Delta]:
         raise InvalidInput("n", len(generation.branches), wanted, "ask for fewer")
     deltas: list[Delta] = []
     for branch, found in zip(generation.branches, hypotheses, strict=False):
-        settled = branch.continuation.num_output_tokens
-        log_probs = found.log_probs[settled:].tolist()
-        tokens = found.tokens[settled:].tolist()
+        tokens: list[int] = found.token_ids
         if branch.quiet:
-            branch.continuation.pass_over(tokens[:-1], log_probs[:-1])
-            tokens, log_probs = tokens[-1:], log_probs[-1:]
+            last = tokens.pop()
+            branch.continuation.pass_over(tokens, found.sum_before_last)
+            deltas.append(delta_of_beams(generation, branch, last, found.last_log_prob))
+            deltas[-1].score = found.score
+            continue
+        settled = branch.continuation.num_output_tokens
+        tokens, log_probs = tokens[settled:], found.log_probs[settled:].tolist()
         for token, logprob in zip(tokens, log_probs, strict=True):
             deltas.append(delta_of_beams(generation, branch, token, logprob))
         deltas[-1].score = found.score

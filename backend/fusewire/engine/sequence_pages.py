@@ -49,4 +49,3 @@ class SequencePages:
     source: SourcePages | None = None
     beam_pages: set[int] = field(default_factory=set)  # that beams behind these tokens have
     reserved: int = 0  # pages that they may take at their next fork
-    beam_tokens: int = 0  # that they have stored

@@ -65,15 +65,19 @@ class SequenceTimes:
 
     def pages_of(self, place: Place) -> float:
         """That it needs until it ends: its prompt's, which its sequences share, and theirs."""
+        return self._pages(place, self.left(place))
+
+    def _pages(self, place: Place, left: float) -> float:
         shared, rest = divmod(place.tokens, self.page_size)
-        each = ceil((rest + place.generated + self.left(place)) / self.page_size)
+        each = ceil((rest + place.generated + left) / self.page_size)
         return min(shared + place.slots * each, self.pages)
 
     def need(self, place: Place, sequences: int) -> Need:
         """Of one that waits, where so many are here."""
         prompt_s = self.costs.share(place.tokens, 0.0)
-        step_s, pages = self.step_s(sequences), self.pages_of(place)
-        run_s = self.left_s(place, step_s)
+        step_s, left = self.step_s(sequences), self.left(place)
+        pages = self._pages(place, left)
+        run_s = left * step_s + self.later_s(place, step_s)
         part = max(place.slots / self.max_sequences, pages / self.pages)
         return Need(place.slots, pages, prompt_s, run_s, prompt_s + part * run_s)
 
@@ -86,5 +90,7 @@ class SequenceTimes:
 
     def later_s(self, place: Place, step_s: float) -> float:
         """That those take which go on from it."""
+        if not (place.later_new or place.later_tokens):
+            return 0.0
         new = self.share * place.later_new
         return self.costs.share(place.later_tokens, 0.0) + new * step_s

@@ -22,16 +22,17 @@ _NAME_BYTES = 32
 
 
 class Source:
-    """The tokens that an encoder reads for a sequence, and their `name`, BLAKE2b-256 of the ids as
-    int64, or of the `features` of sound: pages of its own are named by it, and those of the
-    decoder's tokens start from it."""
+    """The tokens that an encoder reads for a sequence, also as an array `ids`, and their `name`,
+    BLAKE2b-256 of that, or of the `features` of sound: pages of its own are named by it, and those
+    of the decoder's tokens start from it."""
 
     def __init__(
         self, token_ids: Sequence[int], features: NDArray[np.float32] | None = None
     ) -> None:
         self.token_ids = token_ids
         self.features = features
-        read, person = array("q", token_ids).tobytes(), b"source"
+        self.ids = np.array(token_ids, np.int64)
+        read, person = self.ids.tobytes(), b"source"
         if features is not None:
             read, person = features.tobytes(), b"sound"
         self.name = blake2b(read, digest_size=_NAME_BYTES, person=person).digest()

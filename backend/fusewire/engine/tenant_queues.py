@@ -47,7 +47,8 @@ class TenantQueues(Generic[T]):
         """It may have gone already."""
         tenant, rank = self._tenant(item), self._rank(item)
         queue = self.queues.get(tenant, [])
-        at = bisect_left(queue, rank, key=self._rank)
+        is_first = bool(queue) and queue[0] is item  # as one whose turn it is
+        at = 0 if is_first else bisect_left(queue, rank, key=self._rank)
         while at < len(queue) and queue[at] is not item:
             at += 1
         if at == len(queue):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import add
 
 from fusewire.engine.aligner import Aligner
 from fusewire.engine.branches import Branch, Generation
@@ -86,7 +88,7 @@ class TokenAnswers:
         if branch.quiet:
             tokens, logprobs = sequence.token_ids[-len(branch.untold) :], branch.untold[:]
             branch.untold.clear()
-            branch.continuation.pass_over(tokens[:-1], logprobs[:-1])
+            branch.continuation.pass_over(tokens[:-1], reduce(add, logprobs[:-1], 0.0))
         delta = branch.continuation.accept(
             draws.tokens[row],
             draws.logprobs[row],

@@ -111,7 +111,9 @@ def max_new_tokens(
         remedy = "raise it" if name == "max_length" else "cut it"
         got = f"{counted(begun, 'tokens')} that the decoder begins with"
         raise InvalidInput(name, got, wanted, remedy)
-    for name in ("max_new_tokens", "min_new_tokens"):
+    most, least = parameters.max_new_tokens, parameters.min_new_tokens
+    too_many = least > room or (most is not None and most > room)
+    for name in ("max_new_tokens", "min_new_tokens") if too_many else ():
         tokens = getattr(parameters, name)
         if name in parameters.model_fields_set and tokens is not None and tokens > room:
             longest = f"at most {room}, the context length of {limits.max_length} less"
@@ -121,7 +123,6 @@ def max_new_tokens(
             else:
                 less, remedy = f"{less} that the decoder begins with", "lower it"
             raise InvalidInput(parameters.named(name), tokens, f"{longest} {less}", remedy)
-    most = parameters.max_new_tokens
     if most is None:
         most = max(1, limits.max_request_tokens // parameters.sequences)
     return min(room, most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from fusewire.engine.request import Request
 from fusewire.errors import Cancelled, DeadlineExceeded, InvalidInput, QueueFull, Unavailable
 from fusewire.serving.instance import role as roles
 from fusewire.serving.instance.metrics import ServingMetrics
+from fusewire.serving.instance.response import Response, Whole
 from fusewire.serving.instance.role import Role
 from fusewire.text.work_queue import LONG_CHARACTERS, MOST_WAITING
 
@@ -264,3 +266,27 @@ def test_probes_are_counted_as_no_requests(families: Families) -> None:
     role.close()
     for name in ("requests_total", "goodput_total"):
         assert families.total(name) == 1
+
+
+def test_who_sends_for_long_holds_up_no_others_of_its_call() -> None:
+    sends, freed = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        sends.set()
+        return not freed.wait(ANSWER_TIMEOUT_S)
+
+    client = Client(hang)
+    response = Response(client.asks(Unavailable("none")), Whole(), queue.SimpleQueue(), _forgotten)
+    response.later()
+    assert response.add({"text_output": np.array([b"late"])})
+    sending = threading.Thread(target=response.send)
+    sending.start()
+    assert sends.wait(ANSWER_TIMEOUT_S)
+    assert response.now_or_later() is None
+    freed.set()
+    sending.join()
+    assert client.ended.is_set()
+
+
+def _forgotten(response: Response, answer: object) -> None:
+    """Of what has ended nothing is counted."""

@@ -123,9 +123,9 @@ class Response:
 
     def now_or_later(self) -> Answer | None:
         """The answer, if there is one; else None, and it is sent later."""
+        if self._is_later:  # for good; and whoever sends already may have the lock for long
+            return None
         with self._lock:
-            if self._is_later:
-                return None
             if self.content.ended:
                 self._open = False
                 self._incoming = None  # freed with the request, not by the collector of cycles
