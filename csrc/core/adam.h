@@ -26,4 +26,20 @@ struct AdamArguments {
   void* shadow;
 };
 
+constexpr double kClipEps = 1e-6;  // torch's clip_grad_norm_ divides by the norm and this
+
+// What a step is computed with that the gradients decide. sums[parts][2]: what gradient_norm gave
+// of parts of them. Arrays of a row for each run of parameters, whose updates are alike: firsts,
+// the number of its first parameter; log_betas[runs][2], the logarithms of its betas (1 - beta^step
+// is -expm1(step * log(beta)), in float as exact as the beta was); factors[runs][3], as above.
+// steps [members] counts each parameter's steps, norm[1] is that of the gradients divided by
+// `scale`, which may be null, and skipped[1] counts the steps whose gradients were not finite.
+struct AdamFactorsArguments {
+  float *factors, *norm, *skipped, *steps;
+  const float *sums, *log_betas, *scale;
+  const int64_t* firsts;
+  int64_t parts, runs, members;
+  double max_norm;
+};
+
 }  // namespace fusewire

@@ -36,6 +36,35 @@ void gradient_norm(const Tensor& out, const Tensor& gradients, const Stream& str
   });
 }
 
+void adam_factors(const Tensor& factors, const Tensor& norm, const Tensor& skipped,
+                  const Tensor& steps, const Tensor& sums, const Tensor& firsts,
+                  const Tensor& log_betas, double max_norm, const Tensor* scale,
+                  const Stream& stream) {
+  Check check("adam_factors", stream);
+  Dim runs("runs"), parts("parts"), members("members"), one("one", 1), two("two", 2), three("3", 3);
+  check.is("factors", factors, DType::kFloat32, {&runs, &three});
+  check.is("norm", norm, DType::kFloat32, {&one});
+  check.is("skipped", skipped, DType::kFloat32, {&one});
+  check.is("steps", steps, DType::kFloat32, {&members});
+  check.is("sums", sums, DType::kFloat32, {&parts, &two});
+  check.is("firsts", firsts, DType::kInt64, {&runs});
+  check.is("log_betas", log_betas, DType::kFloat32, {&runs, &two});
+  if (scale) check.is("scale", *scale, DType::kFloat32, {&one});
+  check.require(max_norm > 0, "max_norm: got ", max_norm, ", wanted more than 0");
+  dispatch_training(check, stream, 1, [&](const TrainingKernels& kernels) {
+    const int64_t* first = firsts.as<int64_t>();
+    for (int64_t run = 0; stream.device.type == DeviceType::kCpu && run < runs.size; ++run) {
+      check.require(first[run] >= 0 && first[run] < members.size, "firsts[", run, "]: got ",
+                    first[run], ", wanted 0 to ", members.size - 1);
+    }
+    kernels.adam_factors(
+        {factors.as<float>(), norm.as<float>(), skipped.as<float>(), steps.as<float>(),
+         sums.as<float>(), log_betas.as<float>(), scale ? scale->as<float>() : nullptr, first,
+         parts.size, runs.size, members.size, max_norm},
+        stream);
+  });
+}
+
 void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_avg,
           const Tensor& exp_avg_sq, const Tensor& segments, const Tensor& rates,
           const Tensor& decays, double beta1, double beta2, double eps, const Tensor& factors,

@@ -1,7 +1,8 @@
-"""cast, gradient_norm and adam."""
+"""cast, gradient_norm, adam_factors and adam."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,67 @@ def norm(o: Operands, a: Arrays, count: int) -> np.ndarray:
 def norm_of(t: Tensors, count: int) -> torch.Tensor:
     gradients = t["gradients"]
     return torch.stack([(gradients**2).sum(), (~gradients.isfinite()).sum().to(gradients)])
+
+
+class Factors(NamedTuple):
+    """Of runs of `members` parameters each."""
+
+    members: tuple[int, ...]
+    steps: tuple[int, ...]  # that the parameters of each run have taken
+    parts: int = 1
+    max_norm: float = math.inf
+    scaled: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+
+FACTORS = [
+    Factors((1,), (0,)),
+    Factors((3, 1, 500), (0, 7, 60_000), parts=3, max_norm=0.5, scaled=True),
+    Factors((1,) * 300, tuple(range(300)), parts=300, max_norm=1e6, beta1=0.0, beta2=0.98),
+]
+
+
+def make_factors(rng: np.random.Generator, factors: Factors) -> Arrays:
+    counts = np.repeat(factors.steps, factors.members).astype(np.float32)
+    return {
+        "sums": np.stack([rng.uniform(0.1, 2.0, factors.parts), np.zeros(factors.parts)], 1).astype(
+            np.float32
+        ),
+        "steps": counts,
+        "scale": np.float32([0.5]),
+    }
+
+
+def factors_made(o: Operands, a: Arrays, factors: Factors) -> np.ndarray:
+    """The factors of all runs, the norm, how many steps were skipped, the steps."""
+    runs = len(factors.members)
+    out = o.fp32(np.full((runs, 3), np.nan, np.float32))
+    norm, skipped = o.fp32(np.float32([np.nan])), o.fp32(np.float32([2]))
+    steps = o.fp32(a["steps"].copy())
+    firsts = o.int64(np.cumsum([0, *factors.members])[:-1])
+    with np.errstate(divide="ignore"):
+        logs = np.log([(factors.beta1, factors.beta2)] * runs).astype(np.float32)
+    k.adam_factors(
+        out, norm, skipped, steps, o.fp32(a["sums"]), firsts, o.fp32(logs), factors.max_norm,
+        o.fp32(a["scale"]) if factors.scaled else None, o.place.stream,
+    )  # fmt: skip
+    return np.concatenate([o.place.numpy(each).ravel() for each in (out, norm, skipped, steps)])
+
+
+def factors_of_torch(t: Tensors, factors: Factors) -> torch.Tensor:
+    unscale = 1 / t["scale"] if factors.scaled else torch.ones_like(t["scale"])
+    norm = t["sums"][:, 0].sum().sqrt() * unscale
+    clip = (factors.max_norm / (norm + 1e-6)).clamp(max=1.0)
+    taken = torch.tensor(factors.steps).to(norm) + 1
+    rows = [
+        (clip * unscale).expand(len(taken)),
+        1 / (1 - factors.beta1**taken),
+        (1 - factors.beta2**taken).rsqrt(),
+    ]
+    return torch.cat(
+        [torch.stack(rows, 1).flatten(), norm, torch.full_like(norm, 2), t["steps"] + 1]
+    )
 
 
 def make_step(rng: np.random.Generator, step: Step) -> Arrays:
@@ -126,6 +188,14 @@ CASES = {
         training=True,
     ),
     "gradient_norm": Case(NORMS, make_norm, norm, norm_of, training=True, gpu_shapes=(3_000_003,)),
+    "adam_factors": Case(
+        FACTORS,
+        make_factors,
+        factors_made,
+        factors_of_torch,
+        fp32=("sums", "steps", "scale"),
+        training=True,
+    ),
     "adam": Case(
         STEPS,
         make_step,

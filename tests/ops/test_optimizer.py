@@ -1,4 +1,4 @@
-"""What adam and gradient_norm promise beyond their reference."""
+"""What adam, adam_factors and gradient_norm promise beyond their reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import Operands, normal
-from tests.ops.optimizer import Step, casted, factors_of, make_step, norm, stepped
+from tests.ops.optimizer import (
+    Factors,
+    Step,
+    casted,
+    factors_made,
+    factors_of,
+    make_factors,
+    make_step,
+    norm,
+    stepped,
+)
 from tests.places import CPU_TARGETS, GPU, GPU_FP32, rounded
 from tests.tolerance import allowed_error
 
@@ -59,6 +69,19 @@ def test_a_step_whose_scale_is_nan_writes_nothing(place: Placement):
     found = stepped(o, arrays, step._replace(shadow=False))
     for got, name in zip(found, ("parameters", "exp_avg", "exp_avg_sq"), strict=True):
         np.testing.assert_array_equal(got, arrays[name])
+
+
+@AND_GPU
+@pytest.mark.parametrize("broken", [(1.0, 1.0), (np.inf, 0.0), (np.nan, 0.0)])
+def test_factors_of_gradients_that_are_not_finite_skip_the_step(broken, place: Placement):
+    """Counted as not finite, or with squares beyond fp32."""
+    factors = Factors((2, 1), (0, 4), parts=3)
+    arrays = make_factors(np.random.default_rng(1), factors)
+    arrays["sums"][1] = broken
+    found = factors_made(Operands(place, "dense"), arrays, factors)
+    assert np.isnan(found[[0, 3]]).all()
+    assert found[7] == 3  # one more
+    np.testing.assert_array_equal(found[8:], arrays["steps"])
 
 
 @EVERY_TARGET
@@ -132,5 +155,21 @@ def test_arguments_that_make_no_sense_are_refused():
     ):
         with pytest.raises(k.Error, match=f"adam: {message}"):
             adam(**wrong)
+    one, rows = np.float32([1]), np.ones((1, 3), np.float32)
+
+    def factors(first=0, max_norm=1.0, sums=(1, 2)):
+        k.adam_factors(
+            *map(tensor, (rows, one, one, one, np.ones(sums, np.float32), np.array([first]))),
+            tensor(np.float32([[-1, -1]])), max_norm, None,
+        )  # fmt: skip
+
+    factors()
+    for wrong, message in (
+        ({"first": 1}, r"firsts\[0\]: got 1, wanted 0 to 0"),
+        ({"max_norm": 0.0}, "max_norm: got 0, wanted more than 0"),
+        ({"sums": (1, 3)}, r"sums: got float32\[1, 3\] on cpu, wanted"),
+    ):
+        with pytest.raises(k.Error, match=f"adam_factors: {message}"):
+            factors(**wrong)
     with pytest.raises(k.Error, match=r"gradient_norm: out: got float32\[5\] on cpu, wanted"):
         k.gradient_norm(tensor(five.copy()), tensor(five))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tests.ops.attention import CAUSAL, Attention, window
@@ -21,7 +23,7 @@ from tests.ops.mutations import (
     zero_last,
 )
 from tests.ops.norm_gradients import Norm
-from tests.ops.optimizer import Step
+from tests.ops.optimizer import Factors, Step
 
 SUMS = (130, 70, True)
 WEIGHT = (130, 97, 100, True)
@@ -48,6 +50,7 @@ CAUSAL_HEADS = Attention((130, 20), 4, 64, kv_heads=2, dropout=0.1, **CAUSAL)
 BIASED = Attention((60, 29), 6, 80, kv_heads=1, soft_cap=4.0, biased=True)
 CROSS = Attention((9, 40, 2), 2, 64, key_lengths=(200, 7, 129))
 STEP = Step((20, 5, 300), step=3)
+FACTORS = Factors((3, 1, 4), (1, 2, 3), 3, max_norm=2.0, scaled=True, beta1=0.5, beta2=0.6)
 
 WRONG: dict[str, Wrong] = {
     "column_sums": {
@@ -143,6 +146,17 @@ WRONG: dict[str, Wrong] = {
         "the second half is left out": (33, inputs(gradients=lambda x: x * (np.arange(33) < 16))),
         "the norm itself": (33, output(lambda out: np.copyto(out, out**0.5))),
         "one too many is infinite": (33, output(lambda out: np.copyto(out[1:], 1 + out[1:]))),
+    },
+    "adam_factors": {
+        "the last number is zero": (FACTORS, output(zero_last)),
+        "a part of the gradients is left out": (
+            FACTORS,
+            inputs(sums=lambda sums: sums * (np.arange(3) < 1)[:, None]),
+        ),
+        "no clipping": (FACTORS, settings(FACTORS._replace(max_norm=math.inf))),
+        "gradients are not unscaled": (FACTORS, settings(FACTORS._replace(scaled=False))),
+        "the step before": (FACTORS, inputs(steps=lambda steps: steps - 1)),
+        "another beta2": (FACTORS, settings(FACTORS._replace(beta2=0.7))),
     },
     "adam": {
         "the last number is zero": (STEP, output(zero_last)),

@@ -74,8 +74,8 @@ class Adam(torch.optim.Optimizer):
         # a group _consolidated has the state before, and again once it was gathered.
         self._shards: Shards | None = None
         self._consolidated: State | None = {}
-        self._norm = torch.tensor(math.nan, dtype=torch.float64)
-        self._skipped = torch.tensor(0.0, dtype=torch.float64)
+        self._norm = torch.tensor(math.nan)
+        self._skipped = torch.tensor(0.0)
         # How often parameters, gradients and moments were found anew: recordings of them are old.
         self.layouts = 0
         # Whose rounded copies, which kernels read, the last step wrote with the parameters.

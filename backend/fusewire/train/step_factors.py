@@ -16,17 +16,14 @@ from fusewire.train.runs import Run
 from fusewire.train.shards import Shards
 from fusewire.train.torch_tensors import stream_of, view
 
-# torch's clip_grad_norm_ divides by the norm and this.
-_CLIP_EPS = 1e-6
-
 
 class StepFactors:
     """Of runs that step together, from the gradients of all of them, in the other processes of
     `shards` too.
 
     `norm` is that of the last step's gradients, before clipping; `skipped` counts the steps whose
-    gradients were not finite. Both are fp64 on the device `home`, and so is, in fp32, the number of
-    steps taken, which `state` has by parameter.
+    gradients were not finite. Both are on the device `home`, and so is the number of steps taken,
+    which `state` has by parameter.
     """
 
     def __init__(
@@ -38,22 +35,27 @@ class StepFactors:
         home: torch.device,
         shards: Shards | None,
     ) -> None:
-        self._runs, self._shards = runs, shards
-        self.norm, self.skipped = norm.to(home), skipped.to(home)
+        self._runs, self._shards, self._home = runs, shards, home
+        self.norm = norm.to(home, torch.float32).reshape(1)
+        self.skipped = skipped.to(home, torch.float32).reshape(1)
         # Sum of squares and count of numbers that are not finite, by run.
         self._squares = {
             device: torch.empty(len(runs), 2, dtype=torch.float32, device=device).zero_()
             for device in dict.fromkeys(run.device for run in runs)
         }
         betas = [run.update[:2] for run in runs]
-        self._betas = torch.tensor(betas, dtype=torch.float64).reshape(-1, 2).to(home)
+        log_betas = torch.tensor(betas, dtype=torch.float64).reshape(-1, 2).log()
         # A number for each parameter, as torch's checkpoints have it; those of a run are equal.
         members = [(p, float(run.update[4])) for run in runs for p in run.parameters]
-        self._steps = torch.tensor([taken for _, taken in members], dtype=torch.float32).to(home)
-        for (p, _), taken in zip(members, self._steps, strict=True):
+        steps = torch.tensor([taken for _, taken in members], dtype=torch.float32).to(home)
+        for (p, _), taken in zip(members, steps, strict=True):
             state[p]["step"] = taken
-        firsts = np.cumsum([0, *(len(run.parameters) for run in runs[:-1])])
-        self._firsts = torch.from_numpy(firsts).to(home)
+        firsts = np.cumsum([0, *(len(run.parameters) for run in runs)], dtype=np.int64)[:-1]
+        self._factors = torch.empty(len(runs), 3, dtype=torch.float32, device=home)
+        self._results = [view(t) for t in (self._factors, self.norm, self.skipped, steps)]
+        self._settings = [
+            view(t.to(home)) for t in (torch.from_numpy(firsts), log_betas.to(torch.float32))
+        ]
 
     def of_step(
         self,
@@ -67,31 +69,25 @@ class StepFactors:
         for row, (run, gradient) in enumerate(zip(self._runs, gradients, strict=True)):
             out = self._squares[run.device][row]
             kernels.gradient_norm(view(out), gradient, stream_of(run.device))
-        home = self.norm.device
-        sums = [squares.sum(0, dtype=torch.float64).to(home) for squares in self._squares.values()]
-        none = torch.zeros(0, 2, dtype=torch.float64, device=home)
-        total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0) if sums else none.sum(0)
+        home = self._home
+        sums = [squares.to(home) for squares in self._squares.values()]
+        total = sums[0] if len(sums) == 1 else torch.cat([self._factors[:0, :2], *sums])
+        if found_inf is not None or self._shards is not None:
+            total = total.sum(0, keepdim=True)
         if found_inf is not None:
-            total[1].add_(torch.as_tensor(found_inf, device=home))
+            total[0, 1].add_(torch.as_tensor(found_inf, device=home))
         if self._shards is not None:
             between_graphs(partial(self._shards.add_up, total))
-        square, broken = total
-        norm = square.sqrt()
-        good = (square < math.inf) & (broken == 0)
         if scale is not None:
-            unscale = 1.0 / torch.as_tensor(scale, dtype=torch.float64, device=home)
-            norm = norm * unscale
-        self.norm.copy_(norm)
-        self.skipped.add_(~good)
-        factor = torch.ones_like(norm) if max_norm is None else _clip(norm, max_norm)
-        factor = torch.where(good, factor if scale is None else factor * unscale, math.nan)
-        self._steps.add_(good)
-        taken = self._steps.index_select(0, self._firsts)
-        rest = 1.0 - self._betas ** taken[:, None]
-        rows = torch.stack([factor.expand(len(rest)), 1.0 / rest[:, 0], rest[:, 1].rsqrt()], 1)
-        rows = rows.to(torch.float32)
-        return [view(rows[row].to(run.device)) for row, run in enumerate(self._runs)]
-
-
-def _clip(norm: torch.Tensor, most: float) -> torch.Tensor:
-    return (most / (norm + _CLIP_EPS)).clamp(max=1.0)
+            scale = torch.as_tensor(scale, dtype=torch.float32, device=home).reshape(1)
+        kernels.adam_factors(
+            *self._results,
+            view(total),
+            *self._settings,
+            math.inf if max_norm is None else max_norm,
+            None if scale is None else view(scale),
+            stream_of(home),
+        )
+        return [
+            view(row.to(run.device)) for run, row in zip(self._runs, self._factors, strict=True)
+        ]
