@@ -266,8 +266,9 @@ class Adam(torch.optim.Optimizer):
         return [member for member in members if member.begin < member.end]
 
     def _copies_to_write(self, current: list[Run]) -> dict[FlatParameters, torch.Tensor]:
-        flats = {run.flat: run.flat.copy_to_write() for run in current if run.flat is not None}
-        return {flat: copy for flat, copy in flats.items() if copy is not None}
+        flats = dict.fromkeys(run.flat for run in current if run.flat is not None)
+        copies = {flat: flat.copy_to_write() for flat in flats}
+        return {flat: copy for flat, copy in copies.items() if copy is not None}
 
     def shards(self) -> Shards:
         """The parameters, cut. All processes of the group have to call it the first time."""

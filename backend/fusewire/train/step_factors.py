@@ -52,6 +52,7 @@ class StepFactors:
             state[p]["step"] = taken
         firsts = np.cumsum([0, *(len(run.parameters) for run in runs)], dtype=np.int64)[:-1]
         self._factors = torch.empty(len(runs), 3, dtype=torch.float32, device=home)
+        self._rows = list(self._factors)
         self._results = [view(t) for t in (self._factors, self.norm, self.skipped, steps)]
         self._settings = [
             view(t.to(home)) for t in (torch.from_numpy(firsts), log_betas.to(torch.float32))
@@ -88,6 +89,4 @@ class StepFactors:
             None if scale is None else view(scale),
             stream_of(home),
         )
-        return [
-            view(row.to(run.device)) for run, row in zip(self._runs, self._factors, strict=True)
-        ]
+        return [view(row.to(run.device)) for run, row in zip(self._runs, self._rows, strict=True)]
