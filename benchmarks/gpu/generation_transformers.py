@@ -4,6 +4,7 @@ its users have."""
 from __future__ import annotations
 
 import time
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,6 +12,12 @@ from torch import Tensor
 from transformers import StaticCache
 
 from benchmarks.gpu.generation_models import Past, Place
+
+
+def earlier_tokens(model: Any, cache: Any) -> dict[str, Any]:
+    """A cache as the argument that it is of a forward: transformers 5.24 named it anew."""
+    names = signature(model.forward).parameters
+    return {"cache" if "cache" in names else "past_key_values": cache}
 
 
 class Static:
@@ -31,9 +38,10 @@ class Static:
             layer.values.copy_(values)
             layer.cumulative_length.fill_(case.context - 1)
         positions = torch.full_like(ids, case.context - 1)
+        earlier = earlier_tokens(model, cache)
 
         def step() -> tuple[Tensor, Tensor]:
-            found = model(ids, past_key_values=cache, position_ids=positions, use_cache=True)
+            found = model(ids, position_ids=positions, use_cache=True, **earlier)
             for layer in cache.layers:
                 layer.cumulative_length.sub_(1)
             logits = found.logits[:, -1]
@@ -76,9 +84,10 @@ class Run:
         self._cache: Any = StaticCache(config=model.config, max_cache_len=total)
         self._ids = torch.zeros(batch, 1, dtype=torch.int64, device=place.device)
         self._positions = torch.zeros_like(self._ids)
+        self._earlier = earlier_tokens(model, self._cache)
 
         def step(ids: Tensor, positions: Tensor) -> Tensor:
-            found = model(ids, past_key_values=self._cache, position_ids=positions, use_cache=True)
+            found = model(ids, position_ids=positions, use_cache=True, **self._earlier)
             return found.logits[:, -1:].argmax(-1)
 
         self._step = torch.compile(step, mode="reduce-overhead") if compiled else step
@@ -90,7 +99,7 @@ class Run:
         for layer in self._cache.layers:
             if layer.is_initialized:
                 layer.cumulative_length.zero_()
-        found = self._model(prompts, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        found = self._model(prompts, use_cache=True, logits_to_keep=1, **self._earlier)
         self._ids.copy_(found.logits[:, -1:].argmax(-1))
         self._positions.fill_(prompts.shape[1])
         answer = [self._ids.clone()]

@@ -4,6 +4,7 @@ float8 costs, and nothing else."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def _rounded(numbers: torch.Tensor, scale: float) -> torch.Tensor:
     return (codes.float() * scale).to(numbers.dtype)
 
 
+def _earlier(reference: Any, cache: Any) -> dict[str, Any]:
+    """As the argument that it is of a forward: transformers 5.24 named it anew."""
+    names = signature(reference.forward).parameters
+    return {"cache" if "cache" in names else "past_key_values": cache}
+
+
 def float8_logits(
     reference: Any, sequences: Sequence[Sequence[int]], scales: tuple[float, float] = (1.0, 1.0)
 ) -> list[NDArray[np.float32]]:
@@ -43,8 +50,8 @@ def float8_logits(
         with torch.no_grad():
             output = reference(
                 torch.tensor([ids], device=reference.device),
-                past_key_values=Float8Cache(*scales),
                 use_cache=True,
+                **_earlier(reference, Float8Cache(*scales)),
             )
         answers.append(output.logits[0].float().cpu().numpy())
     return answers
@@ -60,8 +67,8 @@ def float8_teacher_forced_logits(
             output = reference(
                 input_ids=torch.tensor([source], device=reference.device),
                 decoder_input_ids=torch.tensor([target], device=reference.device),
-                past_key_values=EncoderDecoderCache(Float8Cache(), Float8Cache()),
                 use_cache=True,
+                **_earlier(reference, EncoderDecoderCache(Float8Cache(), Float8Cache())),
             )
         answers.append(output.logits[0].float().cpu().numpy())
     return answers
