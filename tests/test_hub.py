@@ -128,6 +128,12 @@ def test_what_cannot_be_an_id_is_a_missing_folder(model: str | Path) -> None:
     assert str(caught.value).startswith(f"{model}: ")
 
 
+@pytest.mark.parametrize("model", [None, 5, ["folder"]])
+def test_what_is_no_text_is_neither_folder_nor_id(model: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"model: got (None|int|list), wanted the path of"):
+        model_folder(model)  # type: ignore[arg-type]
+
+
 def test_without_the_library_an_id_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigurationError, match=r"needs .* pip install 'fusewire\[hub\]'"):

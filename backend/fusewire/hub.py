@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.errors import CheckpointError, ConfigurationError, type_name
 from fusewire.hub_errors import translated
 from fusewire.models import read_config
 from fusewire.models.registry import check_config
@@ -57,6 +57,11 @@ def model_folder(model: str | Path, *, revision: str | None = None) -> Path:
     CheckpointError for a path or a model that does not exist, ConfigurationError where the model
     cannot be fetched: no huggingface_hub, no network, no access, no room.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise ConfigurationError(
+            f"model: got {type_name(model)}, wanted the path of a model folder, or a model's id on "
+            "Hugging Face"
+        )
     if os.path.exists(model):
         if revision is not None:
             raise ConfigurationError(

@@ -108,6 +108,9 @@ def test_similarities_are_those_of_sentence_transformers(tmp_path: Path, name: s
         ours.similarity(a, b[0, :63])
     with pytest.raises(InvalidInput, match="embeddings: got 5 and 3 embeddings"):
         ours.similarity_pairwise(a, b)
+    for no_numbers in ("text", ["text"], [None, [1.0]]):
+        with pytest.raises(InvalidInput, match=r"embeddings: got (str|list), wanted arrays of"):
+            ours.similarity(a, no_numbers)
 
 
 def test_order_is_kept_through_batches(minilm: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 
 Matrix = NDArray[np.float64]
 
@@ -29,11 +29,19 @@ def similarity_pairwise(name: str, a: ArrayLike, b: ArrayLike) -> NDArray[np.flo
 
 def _matrices(a: ArrayLike, b: ArrayLike) -> tuple[Matrix, Matrix]:
     """Both as float64 [n, dim], a vector as one row."""
-    one, other = (np.atleast_2d(np.asarray(each, np.float64)) for each in (a, b))
+    one, other = _floats(a), _floats(b)
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
         got = f"shapes {list(one.shape)} and {list(other.shape)}"
         raise InvalidInput("embeddings", got, "[n, dim] and [m, dim]", "embed both by one model")
     return one, other
+
+
+def _floats(given: ArrayLike) -> Matrix:
+    try:
+        return np.atleast_2d(np.asarray(given, np.float64))
+    except (TypeError, ValueError):
+        got = type_name(given)
+        raise InvalidInput("embeddings", got, "arrays of numbers", "encode texts first") from None
 
 
 def _unit(a: Matrix) -> Matrix:
