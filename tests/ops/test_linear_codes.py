@@ -1,6 +1,5 @@
 """What products with weights of 8 bits, float8_e4m3, by row and in blocks, and int8, have in common
-on GPUs: rows are quantised as they are made, and what is stored is multiplied as it
-is."""
+on GPUs: rows are quantised as they are made, and what is stored is multiplied as it is."""
 
 from __future__ import annotations
 
