@@ -30,6 +30,36 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t 
                : "memory");
 }
 
+// The warp's 16 rows to memory, of which `rows` are there, times `scale`, that of a lane's two
+// rows: whole lines, by way of `lines` of shared memory, where its own ones lay.
+template <int kDim, class T>
+__device__ __forceinline__ void write_rows(const float (&sum)[kDim / 2], const float (&scale)[2],
+                                           uint32_t lines, T* to, int64_t stride, int rows) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < kDim / 16; ++j) {  // 16 columns
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* from = sum + 8 * j + 2 * i;
+      words[i] = pack<T>(from[0] * scale[i % 2], from[1] * scale[i % 2]);
+    }
+    const int chunk = (j % 4 * 2 + lane / 16) ^ lane % 8;  // as TMA swizzles
+    store_matrices(lines + j / 4 * (64 * 128) + lane % 16 * 128 + chunk * 16, words);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16; i += 4) {
+    const int row = lane / 8 + i, chunk = lane % 8;
+#pragma unroll
+    for (int half = 0; half < kDim / 64; ++half) {
+      const uint4 line =
+          load_shared_16(lines + half * (64 * 128) + row * 128 + (chunk ^ row % 8) * 16);
+      if (row < rows) *reinterpret_cast<uint4*>(to + row * stride + half * 64 + chunk * 8) = line;
+    }
+  }
+}
+
 // A warpgroup of 64 queries: weights p of the tile before, output o.
 template <class T, class Tile>
 struct Attend {
@@ -208,43 +238,16 @@ struct Attend {
   // Rows of o by their totals, as far as there are queries: whole lines, by way of where the
   // queries lay. A warp has its own rows there.
   __device__ __forceinline__ void write(const AttentionItem& item) {
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x % 128 / 32 * 16;
-    const int first = item.tile.first_query + group * 64, rest = item.tile.length - first;
+    const int warp_row = threadIdx.x % 128 / 32 * 16;
+    const int first = item.tile.first_query + group * 64 + warp_row;
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float total = rows.total[h];
-      total += __shfl_xor_sync(0xffffffffu, total, 1);
-      total += __shfl_xor_sync(0xffffffffu, total, 2);
-      inverse[h] = __fdividef(1.0f, total);
+      inverse[h] = __fdividef(1.0f, reduce_lanes<4>(rows.total[h], Sum{}));
     }
-    const uint32_t lines = shared_address(queries()) + warp_row * 128;
-    const uint32_t to = lines + lane % 16 * 128;
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 16; ++j) {  // 16 columns
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* from = o + 8 * j + 2 * i;
-        words[i] = pack<T>(from[0] * inverse[i % 2], from[1] * inverse[i % 2]);
-      }
-      const int chunk = (j % 4 * 2 + lane / 16) ^ lane % 8;  // as TMA swizzles
-      store_matrices(to + j / 4 * (64 * 128) + chunk * 16, words);
-    }
-    __syncwarp();
-    const int row = lane / 8, chunk = lane % 8;
-    T* const out_row = out + (item.tile.token + first + warp_row + row) * out_stride +
-                       item.head * kHeadDim + chunk * 8;
-#pragma unroll
-    for (int i = 0; i < 16; i += 4) {
-      const bool wanted = warp_row + row + i < rest;
-#pragma unroll
-      for (int half = 0; half < kHeadDim / 64; ++half) {
-        const uint4 line = load_shared_16(lines + half * (64 * 128) + (row + i) * 128 +
-                                          (chunk ^ (row + i) % 8) * 16);
-        if (wanted) *reinterpret_cast<uint4*>(out_row + i * out_stride + half * 64) = line;
-      }
-    }
+    write_rows<kHeadDim>(o, inverse, shared_address(queries()) + warp_row * 128,
+                         out + (item.tile.token + first) * out_stride + item.head * kHeadDim,
+                         out_stride, item.tile.length - first);
     fence_async_shared();
   }
 

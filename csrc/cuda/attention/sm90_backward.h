@@ -253,11 +253,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int rows = work.own_rows - warp_row, column = work.own_head * kDim;
   const int64_t stride = kOwnsKeys ? g.dk_stride : g.dq_stride;
   const uint32_t line = warp_row * 128;
-  write_rows<Tile>(first_sum, {shape.scale, shape.scale}, shared_address(m.first) + line,
-                   (kOwnsKeys ? g.dk : g.dq) + row * stride + column, stride, rows);
+  write_rows<Tile::kDim>(first_sum, {shape.scale, shape.scale}, shared_address(m.first) + line,
+                         (kOwnsKeys ? g.dk : g.dq) + row * stride + column, stride, rows);
   if constexpr (kOwnsKeys) {
-    write_rows<Tile>(second_sum, {1.0f, 1.0f}, shared_address(m.second) + line,
-                     g.dv + row * g.dv_stride + column, g.dv_stride, rows);
+    write_rows<Tile::kDim>(second_sum, {1.0f, 1.0f}, shared_address(m.second) + line,
+                           g.dv + row * g.dv_stride + column, g.dv_stride, rows);
   }
 }
 

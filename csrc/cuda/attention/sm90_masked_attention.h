@@ -151,9 +151,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   float inverse[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float total = rows.total[h];
-    total += __shfl_xor_sync(0xffffffffu, total, 1);
-    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    const float total = reduce_lanes<4>(rows.total[h], Sum{});
     inverse[h] = __fdividef(kDrops ? dropout.factor : 1.0f, total);
     const int row = warp_row + group + 8 * h;
     if (shape.log_sum_exp && pair == 0 && row < work.own_rows) {
@@ -162,9 +160,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     }
   }
   const int64_t row = of.token + work.own + warp_row;
-  write_rows<Tile>(sum, inverse, shared_address(m.query) + warp_row * 128,
-                   out + row * shape.out_stride + head * kDim, shape.out_stride,
-                   work.own_rows - warp_row);
+  write_rows<Tile::kDim>(sum, inverse, shared_address(m.query) + warp_row * 128,
+                         out + row * shape.out_stride + head * kDim, shape.out_stride,
+                         work.own_rows - warp_row);
 }
 
 }  // namespace fusewire::cuda::sm90

@@ -115,36 +115,4 @@ __device__ __forceinline__ void pack_factors(uint32_t (&to)[kSize / 8][4],
   for (int i = 0; i < kSize / 2; ++i) to[i / 4][i % 4] = pack<T>(from[2 * i], from[2 * i + 1]);
 }
 
-// The warp's 16 rows to memory, of which `rows` are there, times `scale`, that of a lane's two
-// rows: whole lines, by way of `lines` of shared memory, where its own ones lay.
-template <class Tile>
-__device__ __forceinline__ void write_rows(const float (&sum)[Tile::kDim / 2],
-                                           const float (&scale)[2], uint32_t lines,
-                                           typename Tile::T* to, int64_t stride, int rows) {
-  using T = typename Tile::T;
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int j = 0; j < Tile::kDim / 16; ++j) {  // 16 columns
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* from = sum + 8 * j + 2 * i;
-      words[i] = pack<T>(from[0] * scale[i % 2], from[1] * scale[i % 2]);
-    }
-    const int chunk = (j % 4 * 2 + lane / 16) ^ lane % 8;  // as TMA swizzles
-    store_matrices(lines + j / 4 * (64 * 128) + lane % 16 * 128 + chunk * 16, words);
-  }
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < 16; i += 4) {
-    const int row = lane / 8 + i, chunk = lane % 8;
-#pragma unroll
-    for (int half = 0; half < Tile::kDim / 64; ++half) {
-      const uint4 line =
-          load_shared_16(lines + half * (64 * 128) + row * 128 + (chunk ^ row % 8) * 16);
-      if (row < rows) *reinterpret_cast<uint4*>(to + row * stride + half * 64 + chunk * 8) = line;
-    }
-  }
-}
-
 }  // namespace fusewire::cuda::sm90

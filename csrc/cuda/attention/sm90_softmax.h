@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/activation.h"
+#include "cuda/reduce.h"
 
 namespace fusewire::cuda::sm90 {
 
@@ -32,8 +33,7 @@ __device__ __forceinline__ bool softmax(float (&s)[kCount], float scale, Softmax
     for (int j = 1; j < kCount / 4; ++j) {
       high = fmaxf(high, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
     }
-    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+    high = reduce_lanes<4>(high, Max{});
     const float rise = (high - rows.reference[h]) * scale;
     correction[h] = 1.0f;
     if (rise > kSlack) {

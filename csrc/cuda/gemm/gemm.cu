@@ -12,6 +12,7 @@
 #include "cuda/element.h"
 #include "cuda/gemm/cublaslt_gemm.h"
 #include "cuda/gemm/gemm_choice.h"
+#include "cuda/gemm/gemm_part.h"
 #include "cuda/gemm/int4_products.h"
 #include "cuda/gemm/int8_gemm.h"
 #include "cuda/gemm/plain_gemm.h"
@@ -73,15 +74,8 @@ void run(const GemmArguments& product, const Stream& stream) {
   }
   const int64_t together = columns_together<T>(a);
   if (together < a.n) {
-    GemmArguments last = a;
-    const auto behind = [&](const void* data, int64_t stride) {
-      return data ? static_cast<const T*>(data) + together * stride : nullptr;
-    };
-    last.n = a.n - together;
-    last.weight.data = behind(a.weight.data, a.weight.stride);
-    last.bias = behind(a.bias, 1);
-    last.residual = behind(a.residual, 1);
-    last.out = static_cast<T*>(a.out) + together;
+    GemmArguments last = columns_from<T>(a, together);
+    last.weight.data = moved<T>(a.weight.data, together * a.weight.stride);
     a.n = together;
     run_whole<T>(last, stream);
   }
@@ -207,18 +201,12 @@ void multiply_codes(const GemmArguments& product, const Stream& stream, Quantize
   q.together = rows_together<T>(a, stream);
   q.scale_stride = block_scale_stride(q.together);
   quantize(q);
-  GemmArguments rest = a;
-  rest.m = a.m - q.together;
+  GemmArguments rest = rows_from<T>(a, q.together);
   a.m = q.together;
   run<T>(a, stream);
   if (rest.m == 0) return;
-  const auto behind = [&](const void* data, int64_t stride) {
-    return data ? static_cast<const T*>(data) + q.together * stride : nullptr;
-  };
   rest.x.data = rows.data + q.together * a.k;
   rest.x.scales = rows.scales + q.scale_place(0, q.together);
-  rest.residual = behind(a.residual, a.residual_stride);
-  rest.out = static_cast<T*>(a.out) + q.together * a.out_stride;
   run<T>(rest, stream);
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/raw_memory.h"
 #include "cuda/element.h"
+#include "cuda/gemm/gemm_part.h"
 #include "cuda/gemm/int4_gemm.h"
 #include "cuda/gemm/int4_pack.h"
 #include "cuda/gemm/int4_products.h"
@@ -31,18 +32,12 @@ void run_dequantized(const GemmArguments& product, const Stream& stream) {
   const int64_t part = part_of(product.n, product.k, sizeof(T));
   const size_t bytes = round_up(static_cast<size_t>(part * product.k) * sizeof(T), 16);
   auto* numbers = static_cast<uint8_t*>(kept_memory(stream, bytes + kWeightsEndBytes));
-  GemmArguments a = product;
-  a.weight = {numbers, product.k};
-  const auto forward = [](const void* at, int64_t by) -> const void* {
-    return at ? static_cast<const T*>(at) + by : nullptr;
-  };
   for (int64_t first = 0; first < product.n; first += part) {
-    a.n = std::min(part, product.n - first);
+    GemmArguments a = columns_from<T>(product, first);
+    a.weight = {numbers, product.k};
+    a.n = std::min(part, a.n);
     dequantize_int4<T>(numbers, product.weight, product.k, first, a.n, stream);
     end_weights(numbers + bytes, stream);
-    a.out = static_cast<T*>(product.out) + first;
-    a.bias = forward(product.bias, first);
-    a.residual = forward(product.residual, first);
     gemm<T>(format_of(kDTypeOf<T>))->run(a, stream);
   }
 }

@@ -16,6 +16,7 @@
 #include "cuda/element.h"
 #include "cuda/launch.h"
 #include "cuda/paged/paged_attention.h"
+#include "cuda/paged/sequences_sharing.h"
 #include "cuda/paged/stored.h"
 #include "cuda/reduce.h"
 
@@ -23,13 +24,13 @@ namespace fusewire::cuda {
 namespace {
 
 constexpr int kDim = 64, kWarps = 4;
-constexpr int kElements = 8;                // of a lane: a vector of 16 bits each
-constexpr int kLanes = kDim / kElements;    // of a key
-constexpr int kAtOnce = 32 / kLanes;        // keys that a warp reads in one instruction
-constexpr int kReads = 8;                   // as many as lanes a key: their sums are shared out
-constexpr int kChunk = kReads * kAtOnce;    // keys in registers
-constexpr int kMostRows = 4;                // neighbours that may read the same keys
-constexpr int kMostPages = 32 / kMostRows;  // a lane for each page of each of them
+constexpr int kElements = 8;              // of a lane: a vector of 16 bits each
+constexpr int kLanes = kDim / kElements;  // of a key
+constexpr int kAtOnce = 32 / kLanes;      // keys that a warp reads in one instruction
+constexpr int kReads = 8;                 // as many as lanes a key: their sums are shared out
+constexpr int kChunk = kReads * kAtOnce;  // keys in registers
+constexpr int kMostRows = 4;              // neighbours that may read the same keys
+constexpr int kMostPages = 8;
 constexpr int kMostKeys = 128;
 static_assert(kReads == kLanes && kChunk == 32);
 
@@ -75,31 +76,6 @@ __device__ __forceinline__ void share_sums(float* x) {
   if constexpr (kFirst > kLast) share_sums<kHalf, kFirst / 2, kLast>(x);
 }
 
-// How many sequences from `sequence` on, within its four, read what it reads; 0 where the one
-// before does too.
-__device__ __forceinline__ int sharing(const PagedShape& shape, int sequence) {
-  const int lane = threadIdx.x % 32, page = lane % kMostPages;
-  const int first = sequence / kMostRows * kMostRows, other = first + lane / kMostPages;
-  bool differs = true;
-  if (other > first && other < shape.sequences) {
-    const int context = shape.contexts[other];
-    differs = shape.contexts[other - 1] != context ||
-              shape.offsets[other + 1] == shape.offsets[other] ||
-              shape.offsets[other] == shape.offsets[other - 1];
-    if (page << shape.page_shift < context && page < shape.table_width) {
-      const int32_t* const table = shape.table + int64_t{other} * shape.table_width;
-      differs |= table[page] != table[page - shape.table_width];
-    }
-  }
-  const unsigned all = __ballot_sync(kWholeWarp, differs);
-  const auto as_before = [&](int at) { return (all >> (at * kMostPages) & 0xffu) == 0; };
-  const int own = sequence - first;
-  if (as_before(own)) return 0;
-  int count = 1;
-  while (own + count < kMostRows && as_before(own + count)) ++count;
-  return count;
-}
-
 template <class T, class Stored, int kRows>
 __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
     paged_short_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q, Stored* keys,
@@ -111,7 +87,7 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
   const int sequence = number / shape.heads, head = number % shape.heads;
   if (sequence >= shape.sequences) return wait_for_inputs();
   const int row = shape.offsets[sequence];
-  const int rows = kRows == 1 ? 1 : sharing(shape, sequence);
+  const int rows = kRows == 1 ? 1 : sequences_sharing<kMostRows, kMostPages>(shape, sequence);
   if (rows == 0 || shape.offsets[sequence + 1] == row) return wait_for_inputs();
 
   const int newest = shape.contexts[sequence] - 1;  // position of the token, and of the query

@@ -18,6 +18,7 @@
 #include "cuda/mma.h"
 #include "cuda/paged/paged_attention.h"
 #include "cuda/paged/paged_sources.h"
+#include "cuda/paged/sequences_sharing.h"
 #include "cuda/reduce.h"
 
 namespace fusewire::cuda {
@@ -37,37 +38,6 @@ __device__ __forceinline__ Words words_of(const uint4& vector) {
   return {{vector.x, vector.y, vector.z, vector.w}};
 }
 
-// How many sequences from `sequence` on, within its kMostRows, read what it reads; 0 where the one
-// before does too. kLanes lanes compare a sequence's pages with those of the one before.
-__device__ __forceinline__ int sharing(const PagedShape& shape, int sequence) {
-  constexpr int kLanes = 32 / kMostRows, kPages = kMostPages / kLanes;
-  const int lane = threadIdx.x % 32;
-  const int first = sequence / kMostRows * kMostRows, other = first + lane / kLanes;
-  bool differs = true;
-  if (other > first && other < shape.sequences) {
-    const int context = shape.contexts[other];
-    differs = shape.contexts[other - 1] != context ||
-              shape.offsets[other + 1] == shape.offsets[other] ||
-              shape.offsets[other] == shape.offsets[other - 1];
-    const int32_t* const table = shape.table + int64_t{other} * shape.table_width;
-#pragma unroll
-    for (int i = 0; i < kPages; ++i) {
-      const int page = lane % kLanes * kPages + i;
-      if (page << shape.page_shift < context && page < shape.table_width) {
-        differs |= table[page] != table[page - shape.table_width];
-      }
-    }
-  }
-  unsigned begins = __ballot_sync(kWholeWarp, differs);  // of a sequence in the first of its lanes
-#pragma unroll
-  for (int other_lane = 1; other_lane < kLanes; other_lane *= 2) begins |= begins >> other_lane;
-  const int own = (sequence - first) * kLanes;
-  if ((begins >> own & 1) == 0) return 0;
-  int count = 1;
-  while (own + count * kLanes < 32 && (begins >> (own + count * kLanes) & 1) == 0) ++count;
-  return count;
-}
-
 template <class T>
 __global__ void __launch_bounds__(32 * kWarps, 3)
     paged_sources_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q,
@@ -84,7 +54,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3)
   };
   if (sequence >= shape.sequences) return leave();
   const int row = shape.offsets[sequence];
-  const int rows = sharing(shape, sequence);
+  const int rows = sequences_sharing<kMostRows, kMostPages>(shape, sequence);
   if (rows == 0 || shape.offsets[sequence + 1] == row) return leave();
 
   const int end = shape.contexts[sequence], newest = end - 1;

@@ -1,0 +1,31 @@
+// Products that are computed in parts: what of the operands belongs to the rows or columns of a
+// result from `first` on. x and the weight are the caller's to move.
+#pragma once
+
+#include "core/gemm.h"
+
+namespace fusewire::cuda {
+
+template <class T>
+const T* moved(const void* data, int64_t by) {
+  return data ? static_cast<const T*>(data) + by : nullptr;
+}
+
+template <class T>
+GemmArguments columns_from(GemmArguments a, int64_t first) {
+  a.n -= first;
+  a.out = static_cast<T*>(a.out) + first;
+  a.bias = moved<T>(a.bias, first);
+  a.residual = moved<T>(a.residual, first);
+  return a;
+}
+
+template <class T>
+GemmArguments rows_from(GemmArguments a, int64_t first) {
+  a.m -= first;
+  a.out = static_cast<T*>(a.out) + first * a.out_stride;
+  a.residual = moved<T>(a.residual, first * a.residual_stride);
+  return a;
+}
+
+}  // namespace fusewire::cuda
