@@ -157,10 +157,11 @@ def angles_of(w: Weights, first: int, count: int) -> tuple[Tensor, Tensor] | Non
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One token's attention as two batched products, the heads that share keys together."""
-    shared = q.unflatten(1, (k.shape[1], -1)).squeeze(3)  # [batch, kv_heads, group, head_dim]
+    """Attention to all keys as two batched products, the heads that share keys together."""
+    kv_heads, count = k.shape[1], q.shape[2]
+    shared = q.unflatten(1, (kv_heads, -1)).flatten(2, 3)  # [batch, kv_heads, queries, head_dim]
     scores = (shared * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    return (F.softmax(scores, -1) @ v).flatten(1, 2).unsqueeze(2)
+    return (F.softmax(scores, -1) @ v).unflatten(2, (-1, count)).flatten(1, 2)
 
 
 def by_sdpa(backend: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

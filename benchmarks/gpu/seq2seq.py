@@ -1,14 +1,14 @@
-"""Translation with beams beside transformers', fp16 (T5: bfloat16): sources together, no text ends
-by itself.
+"""Translation with beams beside transformers', and its step beside one that is written in torch
+(seq2seq_torch.py), fp16 (T5: bfloat16): sources together, no text ends by itself.
 
 A model is first compared with fp32: the log-probability of each token of our texts, and the score
 of our texts beside that of transformers' own; one that is off is reported and not timed.
 `tokens_per_s` counts the best text of each source, its encoder pass and all of the engine's work
 included. `step_ms` is from one step of the engine to the next; `device_ms` what the device does of
 one in the middle of the texts (model, candidates, page copies), between events around replays,
-inputs there; `beam_share` the candidates' and copies' part of it; `host_us` where the host's
-time of a step goes. The floor is the longer of a step's bytes over the copy bandwidth and its FLOPs
-over the matmul rate, both of the same run.
+inputs there, and `torch_step_ms` the same by torch; `beam_share` the candidates' and copies' part
+of it; `host_us` where the host's time of a step goes. The floor is the longer of a step's bytes
+over the copy bandwidth and its FLOPs over the matmul rate, both of the same run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from fusewire.engine.generation_settings import GenerationSettings
 
 from benchmarks.gpu import seq2seq_models as usual
 from benchmarks.gpu import seq2seq_own as own
+from benchmarks.gpu import seq2seq_torch
 from benchmarks.gpu.generation_bench import TIMES_PLAIN, ULPS
 from benchmarks.gpu.generation_models import GPU, Place
 from benchmarks.gpu.seq2seq_workload import SHAPES, Case, Shape, cases
-from benchmarks.gpu.timing import medians_ms
+from benchmarks.gpu.timing import Contender, medians_ms
 from benchmarks.records import Rows
 from benchmarks.translated import translated
 
@@ -84,8 +85,13 @@ def _model(
                 flush=True,
             )
             wrong = _check(engine, theirs, shape, place)
+            parts = seq2seq_torch.parts_of(place)
             for case in of_model:
-                rows = [wrong] if wrong else _case(engine, theirs, shape, case, facts, options)
+                rows = (
+                    [wrong]
+                    if wrong
+                    else _case(engine, theirs, shape, case, options, facts, parts, place)
+                )
                 common = {**facts, "benchmark": "seq2seq_gpu", "dtype": place.dtype}
                 common |= {"model": shape.name, "case": case.name, "batch": case.batch}
                 common |= {"beams": case.beams, "source": case.source, "new": case.new}
@@ -142,10 +148,13 @@ def _case(
     theirs: Any,
     shape: Shape,
     case: Case,
-    facts: dict[str, Any],
     options: argparse.Namespace,
+    facts: dict[str, Any],
+    parts: seq2seq_torch.Parts,
+    place: Place,
 ) -> Rows:
-    rows = [_own_row(engine, shape, case, facts)]
+    graph = None if options.without_rivals else _graph(theirs, shape, case, parts, place)
+    rows = [_own_row(engine, shape, case, facts, graph)]
     if not options.without_rivals:
         rows.append(_rival_row(theirs, shape, case))
         seconds = rows[1]["seconds"] / rows[0]["seconds"]
@@ -153,8 +162,25 @@ def _case(
     return rows
 
 
+def _graph(
+    theirs: Any, shape: Shape, case: Case, parts: seq2seq_torch.Parts, place: Place
+) -> seq2seq_torch.Graph | None:
+    """None for a model that it is not written for; RuntimeError where it is wrong."""
+    if shape.family not in seq2seq_torch.FAMILIES:
+        return None
+    graph = seq2seq_torch.Graph(theirs, case, parts, place)
+    off, allowed = graph.off()
+    if off > allowed:
+        raise RuntimeError(f"{graph.name}: {shape.name} {case.name}: off by {off} of {allowed}")
+    return graph
+
+
 def _own_row(
-    engine: GenerationEngine, shape: Shape, case: Case, facts: dict[str, Any]
+    engine: GenerationEngine,
+    shape: Shape,
+    case: Case,
+    facts: dict[str, Any],
+    graph: seq2seq_torch.Graph | None,
 ) -> dict[str, Any]:
     def once(seed: int) -> float:
         sources = _sources(shape, case.batch, case.source, seed)
@@ -167,9 +193,19 @@ def _own_row(
         synchronous_s = median(once(seed) for seed in range(1, RUNS + 1))
         read = _watched(engine, once)
     device = own.DeviceStep(engine, read, case)
-    ms = medians_ms(device.contenders(), rounds=5)
+    sides = device.contenders()
+    if graph is not None:
+        sides.append(Contender(graph.name, graph.run, graph.stream))
+    ms = medians_ms(sides, rounds=5)
     floor = case.floor_ms(shape, facts)
-    return {
+    by_torch = {}
+    if graph is not None:
+        torch_ms = ms[graph.name]
+        by_torch = {
+            "torch_step_ms": round(torch_ms, 4),
+            "times_torch": round(torch_ms / ms["step"], 2),
+        }
+    return by_torch | {
         "system": OURS,
         "seconds": round(seconds, 5),
         "tokens_per_s": round(case.batch * case.new / seconds),

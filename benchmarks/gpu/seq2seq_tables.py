@@ -5,6 +5,12 @@ from __future__ import annotations
 from benchmarks.records import Rows
 
 OURS = "fusewire"
+# Of our rows, about rivals: heading, key, form. The step in torch is beside our device's.
+_BESIDE = (
+    ("times", "times_transformers", "{:.1f}"),
+    ("torch's device", "torch_step_ms", "{:.3f}"),
+    ("times", "times_torch", "{:.2f}"),
+)
 
 
 def tables(rows: Rows, where: str) -> str:
@@ -23,7 +29,11 @@ def _speed(rows: Rows) -> str:
         "device / floor": "{times_floor:.2f}",
         "beams' share": "{beam_share:.1%}",
     }
-    headings = [*columns, *(f"{name} tokens/s" for name in others), "times"]
+    headings = [
+        *columns,
+        *(f"{name} tokens/s" for name in others),
+        *(heading for heading, _, _ in _BESIDE),
+    ]
     found = {(row["model"], row["case"], row["system"]): row for row in rows}
     lines = [
         "Translation with beams (sources x tokens of each -> new tokens), all sources given at "
@@ -41,8 +51,7 @@ def _speed(rows: Rows) -> str:
         for name in others:
             other = found.get((model, case, name))
             cells.append(f"{other['tokens_per_s']:,.0f}" if other else "")
-        times = own.get("times_transformers")
-        cells.append("" if times is None else f"{times:.1f}")
+        cells += [form.format(own[key]) if key in own else "" for _, key, form in _BESIDE]
         lines.append(f"| {model} {own['dtype']}, {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,7 +10,14 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.gpu import goals, seq2seq, seq2seq_models, seq2seq_workload, tables
+from benchmarks.gpu import (
+    goals,
+    seq2seq,
+    seq2seq_models,
+    seq2seq_torch,
+    seq2seq_workload,
+    tables,
+)
 from benchmarks.gpu.generation_models import Place
 from benchmarks.gpu.seq2seq_workload import SHAPES, Case, Shape, cases
 from tests.benchmarks.gpu.test_tables import WHERE
@@ -73,12 +80,32 @@ def test_it_measures_both_sides(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert (own["system"], rival["system"]) == ("fusewire", "transformers")
         assert min(own["step_ms"], own["device_ms"], own["beam_share"]) > 0
         assert own["page_copies"] > 0 or case.beams == 1
+        assert ("torch_step_ms" in own) == (model != "t5-base")
         assert {"schedule", "pack", "launch", "device_wait"} <= set(own["host_us"])
         assert own["tokens_per_s"] == pytest.approx(case.batch * 18 / own["seconds"], rel=0.01)
     flat = [row | {"time": "2026-11-23"} for rows in found for row in rows]
     assert "[tokens_per_s]: fusewire" in tables.line(found[0])
     assert "Tiny" in tables.TABLES["seq2seq_gpu"](flat)
     assert goals._OF_BENCHMARK["seq2seq_gpu"](flat[0]) is not None
+
+
+def test_torch_finds_the_best_of_all_beams_of_a_source() -> None:
+    logits, scores = torch.randn(3 * 4, 50), torch.randn(3 * 4)
+    best, tokens, rows = seq2seq_torch.best_of(logits, scores, beams=4)
+    totals = (logits.log_softmax(-1) + scores[:, None]).reshape(3, 200)
+    wanted, places = totals.topk(8)
+    torch.testing.assert_close(best, wanted)
+    assert torch.equal(tokens, places % 50)
+    assert torch.equal(rows, places // 50 + 4 * torch.arange(3)[:, None])
+
+
+def test_a_step_in_torch_that_is_off_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seq2seq, "SHAPES", TINY)
+    monkeypatch.setattr(seq2seq_workload, "CASES", [Case("base", 1, 2, 8, 8)])
+    qkv_of = seq2seq_torch.qkv_of
+    monkeypatch.setattr(seq2seq_torch, "qkv_of", lambda x, w, heads: qkv_of(x.flip(-1), w, heads))
+    with pytest.raises(RuntimeError, match=r"torch, compiled, graph: Tiny Marian .* off by"):
+        list(seq2seq.run(options(seq2seq_models=["base"]), FACTS, CPU))
 
 
 def test_a_model_that_is_off_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
