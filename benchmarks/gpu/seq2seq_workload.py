@@ -51,7 +51,7 @@ class Shape:
             **more,
             "vocab_size": self.vocabulary,
             "d_model": self.hidden,
-            "max_position_embeddings": 512,
+            "max_position_embeddings": 1024,
             "forced_eos_token_id": None,
             "activation_function": "swish" if self.family == "marian" else "gelu",
         }
@@ -89,7 +89,9 @@ SHAPES = {
     "base": Shape("Transformer-base", "marian", 512, 6, 8, 2048, 32768),
     "big": Shape("Transformer-big", "marian", 1024, 6, 16, 4096, 32768),
     "bart-base": Shape("BART-base", "bart", 768, 6, 12, 3072, 50265),
+    "bart-large": Shape("BART-large", "bart", 1024, 12, 16, 4096, 50265),
     "t5-base": Shape("T5-base", "t5", 768, 12, 12, 3072, 32128),
+    "t5-large": Shape("T5-large", "t5", 1024, 24, 16, 4096, 32128),
 }
 
 
@@ -125,7 +127,9 @@ CASES = [
     *(Case(m, batch, 4, n, n) for m in ("base", "big") for n in LENGTHS for batch in BATCHES),
     # LightSeq's grid.
     *(Case("bart-base", batch, beams, 32, 32) for beams in (1, 4, 32) for batch in (1, 8, 32)),
-    *(Case("t5-base", batch, 4, 64, 32) for batch in (1, 32, 128)),
+    # A summary of an article.
+    *(Case("bart-large", batch, 4, 512, 64) for batch in (1, 8, 32)),
+    *(Case(m, batch, 4, 64, 32) for m in ("t5-base", "t5-large") for batch in (1, 32, 128)),
 ]
 
 

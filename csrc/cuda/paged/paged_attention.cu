@@ -1,31 +1,16 @@
 // Chooses the kernel of an attention over paged keys and values by element type.
-#include <type_traits>
-
 #include "cuda/element.h"
 #include "cuda/kernels.h"
 #include "cuda/paged/paged_attention.h"
 #include "cuda/paged/paged_sources.h"
 
 namespace fusewire::cuda {
-namespace {
-
-// bfloat16 takes the kernels that any short context does.
-template <class T>
-bool attends_to_sources(const AttentionArguments& a, const Stream& stream) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return paged_sources_attention<T>(a, stream);
-  } else {
-    return false;
-  }
-}
-
-}  // namespace
 
 template <class T>
 void paged_attention(const AttentionArguments& a, const Stream& stream) {
   if constexpr (sizeof(T) == 4) {
     paged_fp32_attention(a, stream);
-  } else if (attends_to_sources<T>(a, stream)) {
+  } else if (paged_sources_attention<T>(a, stream)) {
     return;
   } else if (paged_short_fits(a)) {
     paged_short_attention<T>(a, stream);

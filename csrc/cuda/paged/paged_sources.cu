@@ -238,6 +238,10 @@ bool paged_sources_attention(const AttentionArguments& a, const Stream& stream) 
   return true;
 }
 
-template bool paged_sources_attention<__half>(const AttentionArguments&, const Stream&);
+#define INSTANTIATE(T) \
+  template bool paged_sources_attention<T>(const AttentionArguments&, const Stream&);
+INSTANTIATE(__half)
+INSTANTIATE(__nv_bfloat16)
+#undef INSTANTIATE
 
 }  // namespace fusewire::cuda
