@@ -18,7 +18,9 @@ import multiprocessing
 import queue
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -86,16 +88,34 @@ def by_engine(
     return found
 
 
-def by_server(pool: ProcessPoolExecutor, at: str, prompts: list[list[int]], tokens: int) -> Any:
+@contextmanager
+def readers() -> Iterator[list[ProcessPoolExecutor]]:
+    """Processes that have started: one that is busy starting would begin its streams late."""
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        found = [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in range(READERS)]
+        for started in [reader.submit(machine.settle) for reader in found]:
+            started.result()
+        yield found
+
+
+def by_server(
+    readers: list[ProcessPoolExecutor], at: str, prompts: list[list[int]], tokens: int
+) -> tuple[float, Times]:
     began = time.perf_counter() + SOON_S
-    shares = [prompts[reader::READERS] for reader in range(READERS)]
-    read = [pool.submit(_read, at, share, tokens, began) for share in shares if share]
+    shares = [prompts[index::READERS] for index in range(READERS)]
+    read = [
+        reader.submit(_read, at, share, tokens, began)
+        for reader, share in zip(readers, shares, strict=True)
+        if share
+    ]
     return began, [times for future in read for times in future.result()]
 
 
 def _read(at: str, prompts: list[list[int]], tokens: int, begin: float) -> Times:
     machine.settle()
     with fusewire_client.Client(at, model=NAME) as client, ThreadPoolExecutor(len(prompts)) as pool:
+        client.ready()  # it is connected
 
         def stream(prompt: list[int]) -> tuple[float, float]:
             time.sleep(max(0.0, begin - time.perf_counter()))
@@ -151,11 +171,8 @@ def main() -> None:
         with ProcessPoolExecutor(1, context) as pool:
             asked = (folder, settings, options.device, loads, options.tokens)
             engine = pool.submit(by_engine, *asked).result()
-        with (
-            served(folder, NAME, *flags) as at,
-            ProcessPoolExecutor(READERS, context) as pool,
-        ):
-            server = [by_server(pool, at["grpc"], prompts, options.tokens) for prompts in loads]
+        with served(folder, NAME, *flags) as at, readers() as reading:
+            server = [by_server(reading, at["grpc"], prompts, options.tokens) for prompts in loads]
     facts |= {"prompt": options.prompt, "tokens": options.tokens, "dtype": place.dtype}
     rows = _rows(options, shape, facts, {"engine": engine, "server": server})
     records.append(options.out or (records.RESULTS / FILE if on_cpu else records.GPU_RESULTS), rows)
