@@ -97,3 +97,38 @@ def test_a_request_that_is_cancelled_has_told_nothing_but_counts(engine):
     assert isinstance(events.get(timeout=ANSWER_TIMEOUT_S), Cancelled)
     assert events.empty()
     assert 5 <= ticket.num_output_tokens() < 100
+
+
+@pytest.mark.parametrize(
+    "wishes", [{}, {"stop_token_ids": [7, 9]}, {"temperature": 1.1, "seed": 3}]
+)
+def test_who_asks_is_told_what_came_since(engine, wishes):
+    prompt, wishes = [5, 6, 7, 8], {"max_new_tokens": 30, **wishes}
+    streamed, _ = ask(engine, prompt, **wishes)
+    parameters = engine.parameters(**wishes)
+    answer = Answer(parameters)
+    with held(engine):
+        request = GenerationRequest(prompt, parameters, tells="asked")
+        ticket = engine.submit(request, None, answer.events.put)
+    pass_steps(engine, 8)
+    told = 1  # the first token, without being asked
+    rng = random.Random(1)
+    while answer.events.qsize() == told and ticket.num_output_tokens() < 24:
+        ticket.ask()
+        pass_steps(engine, rng.randrange(2, 6))
+        told += 1
+    answer.finish(1)
+    streamed.finish(1)
+    assert summary(answer, 0) == summary(streamed, 0)
+    assert answer.text(0) == streamed.text(0)
+    assert len(answer.deltas) in (told, told + 1)  # with the last, nobody asking
+    assert len(answer.deltas[0].token_ids) == 1
+    assert told < 3 or max(len(delta.token_ids) for delta in answer.deltas) > 1
+
+
+def test_a_request_that_asks_no_more_is_told_its_end(engine):
+    answer = at_the_end(engine, [1, 2, 3], "asked", max_new_tokens=20, ignore_eos=True)
+    answer.finish(1)
+    first, last = answer.deltas
+    assert (len(first.token_ids), len(last.token_ids)) == (1, 19)
+    assert last.finish_reason == "length"

@@ -23,7 +23,8 @@ class Branch:
 
     continuation: Continuation
     sampling: SamplingState
-    quiet: bool = False  # nothing is told before its end
+    quiet: bool = False  # nothing is told before its end but when it is asked
+    asked: bool = False  # of a quiet one: its next token is told, with those before it
     sequence: GenerationSequence | None = None  # of all but the first: once the prompt is stored
     open: bool = True
     places: int = 1  # that it has of the admission's
@@ -63,6 +64,10 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.open = len(self.branches)
+
+    def ask(self) -> None:
+        """Of a single quiet branch the next token is told. From any thread."""
+        self.branches[0].asked = True
 
     def num_output_tokens(self) -> int:
         """So far, of all branches, from any thread."""

@@ -212,7 +212,8 @@ class GenerationEngine:
         except BaseException:
             self._admission.leave(place, parameters.sequences)
             raise
-        return Ticket(len(prompt.token_ids), deadline, cancel, generation.num_output_tokens)
+        tokens = len(prompt.token_ids)
+        return Ticket(tokens, deadline, cancel, generation.num_output_tokens, generation.ask)
 
     def _place(
         self,

@@ -154,6 +154,7 @@ class RequestPreparation:
         # A stop string is looked for behind each token; log-probabilities come with theirs.
         scored = parameters.logprobs is not None or scores is not None
         quiet = not (request.tells == "tokens" or parameters.stop or scored)
+        asked = request.tells == "asked"
         branches = [
             Branch(
                 Continuation(
@@ -175,6 +176,7 @@ class RequestPreparation:
                 ),
                 first.fork(seed_of(seed, index)) if index else first,
                 quiet,
+                asked,
             )
             for index in range(parameters.answers)
         ]

@@ -18,7 +18,7 @@ class Owners:
         self.sampling = SamplingRows([branch.sampling for _, branch in owners])
         self.told = [row for row, (_, branch) in enumerate(owners) if not branch.quiet]
         self.quiet = [row for row, (_, branch) in enumerate(owners) if branch.quiet]
-        quiet = [owners[row][1] for row in self.quiet]
+        self._quiet = quiet = [owners[row][1] for row in self.quiet]
         self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
         self._untold = [branch.untold for branch in quiet]
         self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
@@ -32,7 +32,8 @@ class Owners:
         return all([branch.sequence is not None for _, branch in self.all])
 
     def note(self, tokens: list[int], logprobs: list[float]) -> set[int]:
-        """Takes the tokens of the quiet rows; returns which rows these have ended."""
+        """Takes the tokens of the quiet rows; returns which rows these have ended, or that are
+        asked."""
         if self.told:
             tokens = [tokens[row] for row in self.quiet]
             logprobs = [logprobs[row] for row in self.quiet]
@@ -41,8 +42,9 @@ class Owners:
         ):
             ids.append(token)
             untold.append(logprob)
+        asked = {row for row, branch in zip(self.quiet, self._quiet, strict=True) if branch.asked}
         self._steps_left -= 1
         if self._steps_left > 0 and self._stop_tokens.isdisjoint(tokens):
-            return set()
-        rows = zip(self.quiet, tokens, strict=True)
-        return {row for row, token in rows if self.all[row][1].ends(token)}
+            return asked
+        rows = zip(self.quiet, self._quiet, tokens, strict=True)
+        return asked | {row for row, branch, token in rows if branch.ends(token)}

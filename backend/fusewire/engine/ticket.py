@@ -12,3 +12,5 @@ class Ticket:
     deadline: float | None  # see protocol.py
     cancel: Callable[[], None]  # from any thread; what has not ended ends within a step
     num_output_tokens: Callable[[], int]  # so far, from any thread; of a search what is certain
+    # From any thread: the next token is told with those before it, of a request that tells "asked".
+    ask: Callable[[], None] = lambda: None

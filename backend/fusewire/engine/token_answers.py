@@ -73,7 +73,7 @@ class TokenAnswers:
             if not branch.untold:
                 branch.first_at = time.monotonic()
             branch.untold.append(draws.logprobs[row])
-            return branch.ends(token)
+            return branch.asked or branch.ends(token)
         return True
 
     def _tell(
@@ -86,6 +86,7 @@ class TokenAnswers:
     ) -> None:
         """Of the token that was taken, and those before it of which nothing was told."""
         if branch.quiet:
+            branch.asked = False  # before anybody hears of it, and asks again
             tokens, logprobs = sequence.token_ids[-len(branch.untold) :], branch.untold[:]
             branch.untold.clear()
             branch.continuation.pass_over(tokens[:-1], reduce(add, logprobs[:-1], 0.0))

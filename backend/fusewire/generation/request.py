@@ -14,14 +14,16 @@ from fusewire.generation.prompt import Prompt, Sound
 class GenerationRequest:
     """One prompt and how it is continued. A Prompt has been checked; a text, ids or sound are
     checked where they are submitted. `prompt_field`: what errors of the prompt name. `tells`:
-    what the events are of: each of the tokens when it comes; a text when it has ended, if not
-    before; or then its ids without the text. `tenant`: who shares the engine fairly with others.
-    `rates_silence`: whether each window of sound says how probable silence is, if the parameters
+    what the events are of: each of the tokens when it comes; of a single text, those that came
+    since the last event once `Ticket.ask` wants to know, as it does of the first; a text when it
+    has ended, if not before; or then its ids without the text. `tenant`: who shares the engine
+    fairly with others. `rates_silence`: whether each window of sound says how probable silence is,
+    if the parameters
     have a threshold for that, or those alone in which it counts."""
 
     prompt: str | Sequence[int] | Prompt | Sound
     parameters: GenerationParameters
     prompt_field: str = ""
-    tells: Literal["tokens", "text", "ids"] = field(default="tokens", kw_only=True)
+    tells: Literal["tokens", "asked", "text", "ids"] = field(default="tokens", kw_only=True)
     tenant: str = field(default="", kw_only=True)
     rates_silence: bool = field(default=False, kw_only=True)

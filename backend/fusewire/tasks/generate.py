@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from fusewire.errors import InvalidInput, sent
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat, read_messages
 from fusewire.generation.parameter_reader import ParameterReader
-from fusewire.generation.parameters import FIELD
+from fusewire.generation.parameters import FIELD, GenerationParameters
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.spelling import canonical
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
@@ -85,9 +85,15 @@ def read(
         stream,
         prompt if isinstance(prompt, str) and not exclude else "",
         wanted,
-        # What a search is certain of says when its first token came.
-        tells="tokens" if stream or asked.searches else "text",
+        tells=_tells(stream, asked),
     )
+
+
+def _tells(stream: bool, asked: GenerationParameters) -> Literal["tokens", "asked", "text"]:
+    # What a search is certain of says when its first token came; several texts go on together.
+    if asked.searches or (stream and asked.answers > 1):
+        return "tokens"
+    return "asked" if stream else "text"
 
 
 def returned(inputs: Mapping[str, NDArray[Any]], names: Iterable[str]) -> frozenset[str]:

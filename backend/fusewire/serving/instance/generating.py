@@ -7,6 +7,7 @@ those with messages and with sound, which worker processes render and decode.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,10 @@ class Texts:
         self._answer = BestOf(request.parameters.n, request.parameters.answers)
         self._failed: FusewireError | None = None
         self._generated: Generated
+        self._ask: Callable[[], None]
 
     def begun(self, ticket: Ticket) -> None:
+        self._ask = ticket.ask
         self._generated = Generated(
             self._request,
             ticket.num_input_tokens,
@@ -179,7 +182,12 @@ class Texts:
                 self._generated.add(each)
 
     def take(self) -> Answer:
-        return self._generated.take() if self._failed is None else self._failed
+        if self._failed is not None:
+            return self._failed
+        # What comes while this is sent is one event. Each token's own would be more work for
+        # Python than a step, where many streams have short ones.
+        self._ask()
+        return self._generated.take()
 
     def _note(self, delta: Delta) -> None:
         now, tokens, metrics = time.monotonic(), len(delta.before) + 1, self._metrics
