@@ -241,10 +241,12 @@ class Placement:
         bias: NDArray[Any] | None,
         name: str,
         stored: str = "int4",
+        order: NDArray[np.int32] | None = None,
     ) -> kernels.Linear:
         """In the format `stored`, of codes [out_features, in_features / 2], the first of two in the
-        low bits, and the scales and zero points [out_features, groups], all as they are.
-        ConfigurationError if float16 cannot hold a number that they stand for."""
+        low bits, and the scales and zero points [out_features, groups], all as they are; input i of
+        the codes is input order[i] of what they are multiplied by. ConfigurationError if float16
+        cannot hold a number that they stand for."""
         if self.dtype == "float16":
             converted(scales * np.maximum(zeros, 15 - zeros), self.dtype, name)
         on_host = [
@@ -254,9 +256,10 @@ class Placement:
                 scales,
                 zeros if (zeros != _MIDDLE).any() else None,
                 None if bias is None else converted(bias, self.dtype, name),
+                order,
             )
         ]
-        return kernels.Linear.of_int4(*on_host, self.stream, format=stored)
+        return kernels.Linear.of_int4(*on_host[:4], self.stream, format=stored, order=on_host[4])
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of the vocabulary is to be a `vocabulary_linear`."""

@@ -22,6 +22,8 @@ constexpr Feature kFeatures[] = {
      [](const GemmArguments& a) { return a.x.zeros || a.weight.zeros; }},
     {"groups", &GemmFeatures::groups,
      [](const GemmArguments& a) { return a.x.group || a.weight.group; }},
+    {"an order of inputs", &GemmFeatures::order,
+     [](const GemmArguments& a) { return a.weight.order != nullptr; }},
     {"a beta other than 1", &GemmFeatures::beta,
      [](const GemmArguments& a) { return a.beta != 1.0f; }},
 };

@@ -21,6 +21,7 @@ struct GemmOperand {
   // As of a Weight; null: none.
   const void *scales = nullptr, *zeros = nullptr;
   int64_t group = 0;
+  const int32_t* order = nullptr;
 };
 
 // out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + beta * residual, accumulated in fp32.
@@ -66,6 +67,7 @@ struct PackArguments {
 struct GemmFeatures {
   bool transposed_x = false, transposed_weight = false;
   bool scales = false, zeros = false, groups = false;  // of the weight or of x
+  bool order = false;                                  // of the weight's inputs
   bool beta = false;                                   // other than 1
 };
 

@@ -92,7 +92,10 @@ struct Weight {
   // none. Of int4 each target has them as it reads them, both in `scales` or each by itself. Of
   // blocks of rows, too, a block has one.
   std::shared_ptr<void> scales, zeros;
-  int64_t group = 0;      // neighbouring inputs of a row with one scale and zero; 0: the whole row
+  int64_t group = 0;  // neighbouring inputs of a row with one scale and zero; 0: the whole row
+  // int32[in_features]: input i of the weight is multiplied by input order[i] of a row; null: by
+  // its own.
+  std::shared_ptr<void> order;
   float input_scale = 0;  // that what it is multiplied by is quantised with; 0: by its own numbers
   Shard shard;
   bool transposed = false;  // packed from [in_features, out_features]

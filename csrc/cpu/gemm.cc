@@ -85,7 +85,7 @@ constexpr GemmKernels bfloat16(void (*run)(const GemmArguments& a, const Stream&
 constexpr GemmKernels of_4_bits(Format format,
                                 void (*run)(const GemmArguments& a, const Stream& stream)) {
   GemmFeatures features;
-  features.scales = features.zeros = features.groups = true;
+  features.scales = features.zeros = features.groups = features.order = true;
   return {format,
           features,
           /*packing_copies=*/false,

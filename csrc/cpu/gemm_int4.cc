@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #endif
 
+#include "core/thread_buffer.h"
 #include "cpu/bfloat16.h"
 #include "cpu/gemm_tile.h"
 
@@ -152,6 +153,29 @@ void run(const GemmArguments& a) {
   });
 }
 
+// Some rows at a time become rows in the order of the weight's inputs, in memory that stays small.
+void run_ordered(const GemmArguments& product, void (*multiply)(const GemmArguments&)) {
+  constexpr int64_t kRows = 8 * kTaskRows;
+  GemmArguments a = product;
+  a.m = product.m < kRows ? product.m : kRows;
+  auto* ordered =
+      static_cast<float*>(thread_buffer(static_cast<size_t>(a.m * a.k) * sizeof(float)));
+  a.x = {ordered, a.k};
+  for (int64_t first = 0; first < product.m; first += a.m) {
+    if (product.m - first < a.m) a.m = product.m - first;
+    const float* x = static_cast<const float*>(product.x.data) + first * product.x.stride;
+    parallel_for(a.m, 1, [&](int64_t row, int64_t, int) {
+      const float* from = x + row * product.x.stride;
+      for (int64_t i = 0; i < a.k; ++i) ordered[row * a.k + i] = from[a.weight.order[i]];
+    });
+    multiply(a);
+    a.out = static_cast<float*>(a.out) + a.m * a.out_stride;
+    if (a.residual) {
+      a.residual = static_cast<const float*>(a.residual) + a.m * a.residual_stride;
+    }
+  }
+}
+
 }  // namespace
 
 size_t int4_packed_bytes(int64_t n, int64_t k) {
@@ -185,7 +209,8 @@ void pack_int4(const PackArguments& a, const Stream&) {
 }
 
 void run_int4(const GemmArguments& a, const Stream&) {
-  a.weight.zeros ? run<true>(a) : run<false>(a);
+  const auto multiply = a.weight.zeros ? run<true> : run<false>;
+  a.weight.order ? run_ordered(a, multiply) : multiply(a);
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

@@ -43,10 +43,20 @@ struct QuantizedRows {
   const Number* block(int64_t row) const { return numbers + row * groups_of(k) * kGroup; }
 };
 
-// One row of a block of `rows`: groups lie rows * kGroup numbers apart.
+// The numbers of a row that stand at these places.
+FUSEWIRE_INLINE Vec load_at(const float* x, const int32_t* places) {
+  Vec v;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kLanes; ++lane) v[lane] = x[places[lane]];
+  return v;
+}
+
+// One row of a block of `rows`: groups lie rows * kGroup numbers apart. With `order`, of whole
+// vectors, number i is x[order[i]].
 template <class Order>
 FUSEWIRE_INLINE void quantize_row(typename Order::Number* to, int64_t rows, float* scale,
-                                  uint32_t* start, const float* x, int64_t k) {
+                                  uint32_t* start, const float* x, int64_t k,
+                                  const int32_t* order) {
   using Number = typename Order::Number;
   typedef Number Numbers __attribute__((vector_size(kLanes * sizeof(Number))));
   const int64_t whole = k / kLanes * kLanes;
@@ -81,7 +91,11 @@ FUSEWIRE_INLINE void quantize_row(typename Order::Number* to, int64_t rows, floa
                        kGroup * sizeof(Number));
     }
   };
-  for (int64_t i = 0; i < whole; i += kLanes) write(load(x + i), i, kLanes);
+  if (order) {
+    for (int64_t i = 0; i < whole; i += kLanes) write(load_at(x, order + i), i, kLanes);
+  } else {
+    for (int64_t i = 0; i < whole; i += kLanes) write(load(x + i), i, kLanes);
+  }
   if (whole < k) write(last, whole, k - whole);
   uint32_t total = 0;
   for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
@@ -110,7 +124,7 @@ QuantizedRows<Order> quantized(const GemmArguments& a, int64_t more_a_row = 0) {
       for (int64_t r = 0; r < kRows; ++r) {
         const float* x = static_cast<const float*>(a.x.data) + (first + r) * a.x.stride;
         quantize_row<Order>(block + r * kGroup, kRows, to.scales + first + r, to.starts + first + r,
-                            x, a.k);
+                            x, a.k, a.weight.order);
       }
     });
   });

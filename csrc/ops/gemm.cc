@@ -230,7 +230,8 @@ Product product(Check& check, const Tensor& out, const Tensor& x, const Linear& 
               turned,
               weight.scales.get(),
               weight.zeros.get(),
-              weight.group};
+              weight.group,
+              static_cast<const int32_t*>(weight.order.get())};
   a.m = tokens.size;
   a.n = out_features.size;
   a.k = in.size;

@@ -1,4 +1,6 @@
 // Weights of 4-bit numbers, which come with their scales and zero points: nothing is rounded here.
+#include <vector>
+
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/kernels.h"
@@ -16,10 +18,25 @@ bool power_of_two(int64_t n) {
   return n > 0 && (n & (n - 1)) == 0;
 }
 
+void check_order(const Tensor& order, int64_t inputs) {
+  const Stream host;
+  const Check check("Linear.of_int4", host);
+  Dim in("in_features", inputs);
+  check.is("order", order, DType::kInt32, {&in});
+  std::vector<bool> found(static_cast<size_t>(inputs));
+  for (int64_t i = 0; i < inputs; ++i) {
+    const int32_t input = order.as<int32_t>()[i];
+    check.require(input >= 0 && input < inputs && !found[static_cast<size_t>(input)], "order[", i,
+                  "]: got ", input, ", wanted each of 0..", inputs - 1, " once");
+    found[static_cast<size_t>(input)] = true;
+  }
+}
+
 }  // namespace
 
 Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* zeros,
-                       const Tensor* bias, const Stream& stream, Format format) {
+                       const Tensor* bias, const Stream& stream, Format format,
+                       const Tensor* order) {
   const Stream source = codes.device.type == DeviceType::kCpu ? Stream{} : stream;
   Check check("Linear.of_int4", source);
   Dim out("out_features"), half("in_features / 2"), groups("groups");
@@ -39,6 +56,7 @@ Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* 
                 " inputs, wanted 1, or groups of a power of "
                 "two, at least ",
                 kLeastGroup, "; dequantise the weight");
+  if (order) check_order(*order, in);
 
   Linear linear;
   Weight& weight = linear.weight_;
@@ -62,6 +80,10 @@ Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* 
   const size_t scales_bytes = gemm->int4_scales_bytes(out.size, in, weight.group);
   weight.scales = held(scales_bytes);
   if (zeros && gemm->features.zeros) weight.zeros = held(scales_bytes);
+  if (order) {
+    weight.order = held(order->bytes());
+    runtime(stream.device.type).copy_in(weight.order.get(), order->data, order->bytes(), stream);
+  }
   PackArguments a{weight.data.get(), codes.data, out.size, in};
   a.scales = static_cast<float*>(weight.scales.get());
   a.given = scales.as<float>();

@@ -146,21 +146,20 @@ void register_ops(py::module_& m) {
       .def_static(
           "of_int4",
           [](const Tensor& codes, const Tensor& scales, const Tensor* zeros, const Tensor* bias,
-             const Stream& stream, const std::string& format) {
+             const Stream& stream, const std::string& format, const Tensor* order) {
             return std::make_shared<Linear>(
-                Linear::of_int4(codes, scales, zeros, bias, stream, format_named(format)));
+                Linear::of_int4(codes, scales, zeros, bias, stream, format_named(format), order));
           },
           py::arg("codes"), py::arg("scales"), py::arg("zeros") = py::none(),
           py::arg("bias") = py::none(), py::arg_v("stream", Stream{}, "Stream()"),
-          py::arg("format") = "int4",
+          py::arg("format") = "int4", py::arg("order") = py::none(),
           "Of 4-bit numbers: codes uint8[out_features, in_features / 2], the first of two in the "
           "low bits, stand for scales * (code - zeros), float32 and uint8 [out_features, groups] "
-          "of "
-          "neighbouring inputs; zeros None: 8. Groups are a power of two of inputs, at least 32, "
-          "or "
-          "all of them. format: int4, or on CPUs w4a8, of which what it is multiplied by is "
-          "rounded "
-          "to int8, each row by its own largest magnitude.")
+          "of neighbouring inputs; zeros None: 8. Groups are a power of two of inputs, at least "
+          "32, or all of them. format: int4, or on CPUs w4a8, of which what it is multiplied by "
+          "is rounded to int8, each row by its own largest magnitude. order int32[in_features], "
+          "of the host: input i of the codes belongs to input order[i] of a row; None: they are "
+          "in order.")
       .def("refresh", &Linear::refresh, py::arg("weight"), py::arg("bias") = py::none(),
            py::arg_v("stream", Stream{}, "Stream()"),
            "Packs other numbers of the same shapes in the place of those there were.",

@@ -11,6 +11,7 @@ using namespace fusewire;
 namespace {
 
 const float kNumber = 2.0f;
+const int32_t kInput = 0;
 
 // A product that asks for the feature, and marks it as known.
 GemmArguments asking_for(const std::string& feature, GemmFeatures& known) {
@@ -22,6 +23,7 @@ GemmArguments asking_for(const std::string& feature, GemmFeatures& known) {
   if (feature.rfind("scales", 0) == 0) known.scales = true;
   if (feature == "zeros") a.weight.zeros = &kNumber, known.zeros = true;
   if (feature == "groups") a.weight.group = 32, known.groups = true;
+  if (feature == "order") a.weight.order = &kInput, known.order = true;
   if (feature == "beta") a.beta = 0.5f, known.beta = true;
   return a;
 }

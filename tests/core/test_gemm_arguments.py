@@ -16,6 +16,7 @@ FEATURES = {
     "scales_of_x": "scales",
     "zeros": "zeros",
     "groups": "groups",
+    "order": "an order of inputs",
     "beta": "a beta other than 1",
 }
 

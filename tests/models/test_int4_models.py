@@ -20,6 +20,7 @@ from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_lo
 from tests.places import CPU_TARGETS, GPU_FP32, GPU_HALVES
 from tests.reference import tiny_checkpoint
 from tests.tolerance import INT4_VERSUS_DEQUANTISED
+from tests.weights.quantized import writers
 from tests.weights.quantized.writers import Format, awq, gptq, pack_quantized, quantise
 
 PLACES = pytest.mark.parametrize("place", [*CPU_TARGETS, *GPU_HALVES], indirect=True)
@@ -28,10 +29,12 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 SEQUENCES = random_ids((9, 1, 33))
 FORMS = {
     "gptq": gptq(group_size=32),
+    "gptq-act-order": gptq(group_size=32, act_order=True),
     "gptq-v2": gptq(group_size=32, symmetric=False, version="gptq_v2"),
     "auto-round": gptq(group_size=32, method="auto-round"),
     "awq": awq(32),
     "pack": pack_quantized(group_size=32, symmetric=False),
+    "pack-act-order": pack_quantized(group_size=32, symmetric=False, act_order=True),
     "pack-channel": pack_quantized(group_size=-1),
 }
 
@@ -71,13 +74,33 @@ def test_a_decoder_answers_as_dequantised(tmp_path, name, place):
 
 
 @PLACES
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "qwen3", "phi3"])
-def test_stacked_turned_and_regrouped_matrices(tmp_path, model_type, place):
-    reference = written(tmp_path, pack_quantized(group_size=32, symmetric=False), model_type)
+def test_stacked_turned_and_regrouped_matrices(tmp_path, model_type, ordered, place):
+    form = pack_quantized(group_size=32, symmetric=False, act_order=ordered)
+    reference = written(tmp_path, form, model_type)
     expected = transformers_logits(reference, SEQUENCES)
     kept = again(place)
     packed = load_decoder(tmp_path, kept)
     assert set(kept.formats.values()) == {"int4"}
+    dequantised = load_decoder(tmp_path, again(place, set(kept.formats)))
+    usual = errors(dequantised, expected)
+    assert errors(packed, expected) <= INT4_VERSUS_DEQUANTISED * usual
+
+
+@PLACES
+def test_matrices_of_one_input_in_several_orders_are_dequantised(tmp_path, place, monkeypatch):
+    """One matrix has one order: those of queries, keys and values may differ, which packers do not
+    write."""
+    orders = np.random.default_rng(0)
+    monkeypatch.setattr(writers, "shuffled", lambda c, size: orders.permutation(c) // size)
+    reference = written(tmp_path, gptq(group_size=32, act_order=True))
+    expected = transformers_logits(reference, SEQUENCES)
+    kept = again(place)
+    packed = load_decoder(tmp_path, kept)
+    of_matrix = {name.removeprefix("layers.0."): stored for name, stored in kept.formats.items()}
+    assert of_matrix["self_attn.q_proj"] == of_matrix["mlp.gate_proj"] == place.dtype
+    assert of_matrix["self_attn.o_proj"] == of_matrix["mlp.down_proj"] == "int4"
     dequantised = load_decoder(tmp_path, again(place, set(kept.formats)))
     usual = errors(dequantised, expected)
     assert errors(packed, expected) <= INT4_VERSUS_DEQUANTISED * usual
@@ -96,7 +119,7 @@ def test_a_head_may_be_stored_so_too(tmp_path, place):
     assert errors(packed, expected) <= INT4_VERSUS_DEQUANTISED * usual
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "pack-channel"])
+@pytest.mark.parametrize("name", ["gptq", "gptq-act-order", "awq", "pack-channel"])
 def test_a_cpu_that_multiplies_in_int8_keeps_the_numbers(tmp_path, name):
     """And rounds what they are multiplied by, as it does with weights that it rounds too."""
     reference = written(tmp_path / "packed", FORMS[name])
@@ -136,8 +159,9 @@ def test_for_a_gpu_4_bits_are_not_measured(tmp_path):
 
 
 @ON_GPUS
-def test_greedy_generation_is_that_of_recorded_steps(tmp_path, place):
-    written(tmp_path, gptq(group_size=32))
+@pytest.mark.parametrize("ordered", [False, True])
+def test_greedy_generation_is_that_of_recorded_steps(tmp_path, ordered, place):
+    written(tmp_path, gptq(group_size=32, act_order=ordered))
     with place.tuning():
         model = load_decoder(tmp_path, place)
 
@@ -217,6 +241,21 @@ def test_tampered_scales_are_refused(tmp_path, place, wrong):
     tensors["model.layers.0.mlp.down_proj.scales"][0, 0] = wrong
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match="scales"):
+        load_decoder(tmp_path, again(place))
+
+
+@PLACES
+@pytest.mark.parametrize("wrong", [-1, 1000, "short"])
+def test_a_tampered_order_is_refused(tmp_path, place, wrong):
+    written(tmp_path, gptq(group_size=32, act_order=True))
+    path, name = tmp_path / "model.safetensors", "model.layers.0.mlp.down_proj.g_idx"
+    tensors = load_file(path)
+    if wrong == "short":
+        tensors[name] = tensors[name][:-1].clone()
+    else:
+        tensors[name][3] = wrong
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=rf"tensor '{name}': got .*, wanted"):
         load_decoder(tmp_path, again(place))
 
 

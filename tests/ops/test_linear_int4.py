@@ -77,12 +77,22 @@ class Codes(NamedTuple):
     codes: np.ndarray  # uint8 [out_features, in_features]
     scales: np.ndarray
     zeros: np.ndarray  # 8 where they are not given
+    order: np.ndarray | None = None  # the input of a row that belongs to each of the codes'
 
     def weight(self) -> np.ndarray:
         """fp64: exact, as scales have 11 bits."""
         size = self.codes.shape[1] // self.scales.shape[1]
         scales, zeros = (np.repeat(each, size, 1) for each in (self.scales, self.zeros))
-        return scales.astype(np.float64) * (self.codes.astype(np.float64) - zeros)
+        numbers = scales.astype(np.float64) * (self.codes.astype(np.float64) - zeros)
+        if self.order is None:
+            return numbers
+        weight = np.empty_like(numbers)
+        weight[:, self.order] = numbers
+        return weight
+
+    def shuffled(self) -> Codes:
+        inputs = self.codes.shape[1]
+        return self._replace(order=np.random.default_rng(inputs).permutation(inputs))
 
     def nibbles(self) -> np.ndarray:
         return self.codes[:, ::2] | self.codes[:, 1::2] << 4
@@ -100,7 +110,8 @@ class Codes(NamedTuple):
             place.exact(self.zeros, np.uint8) if zeros else None,
             None if bias is None else place.floats(bias),
         ]
-        return k.Linear.of_int4(*there, place.stream, format=stored)
+        order = None if self.order is None else k.Tensor.from_numpy(self.order.astype(np.int32))
+        return k.Linear.of_int4(*there, place.stream, format=stored, order=order)
 
 
 @cache
@@ -139,13 +150,14 @@ def test_a_product_of_a_gpu_is_that_of_the_numbers(shape: tuple, place: Placemen
 
 
 def expect_the_product(
-    shape: tuple, place: Placement, layout: str, symmetric: bool = False
+    shape: tuple, place: Placement, layout: str, symmetric: bool = False, ordered: bool = False
 ) -> None:
     """The oracle in the element type has the weight rounded to it, as many rows are multiplied, and
     in float32 sums of that."""
     (m, inner, out, group), o = shape, Operands(place, layout)
     (x, bias, residual) = operands(place, m, inner, out)
     codes = codes_of(inner, out, group, symmetric)
+    codes = codes.shuffled() if ordered else codes
     weight = torch.from_numpy(codes.weight())
     element = TORCH_DTYPES[place.dtype]
     sums = torch.float32 if element == torch.float32 else torch.float64

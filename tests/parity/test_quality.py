@@ -242,8 +242,12 @@ def test_images_are_compared_with_fp32_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("form", "stored", "least", "most"),
-    [(gptq(group_size=32), "int4", 0, MODEL_FP32), (w8a8(), "int8", 1e-3, 1)],
-    ids=["int4", "w8a8"],
+    [
+        (gptq(group_size=32), "int4", 0, MODEL_FP32),
+        (gptq(group_size=32, act_order=True), "int4", 0, MODEL_FP32),
+        (w8a8(), "int8", 1e-3, 1),
+    ],
+    ids=["int4", "act-order", "w8a8"],
 )
 def test_fp32_of_a_quantised_folder_is_dequantised(tmp_path, form, stored, least, most):
     model = tiny_decoder(tmp_path, "llama", hidden_size=64, intermediate_size=96)

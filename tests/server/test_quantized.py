@@ -68,7 +68,11 @@ def test_what_is_printed_names_the_format(server: Server) -> None:
 
 
 def test_of_a_quantised_folder_it_names_what_is_computed(tmp_path: Path) -> None:
-    forms = {"kept": gptq(group_size=32), "ordered": gptq(group_size=32, act_order=True)}
+    forms = {
+        "kept": gptq(group_size=32),
+        "ordered": gptq(group_size=32, act_order=True),
+        "fine": gptq(group_size=16),
+    }
     for name, form in forms.items():
         model = tiny_checkpoint(tmp_path / name, "bert", "classify", hidden_size=64)
         quantise(tmp_path / name, model, form, plain=("pooler.dense", "classifier"))
@@ -78,4 +82,5 @@ def test_of_a_quantised_folder_it_names_what_is_computed(tmp_path: Path) -> None
     with Server(folders, settings, deployment=on_cpu) as server:
         printed = "\n".join(lines(server))
     assert re.search(r"kept +classify +cpu +float32 \(int4 weights\)\n", printed)
-    assert re.search(r"ordered +classify +cpu +float32, gptq dequantised\n", printed)
+    assert re.search(r"ordered +classify +cpu +float32 \(int4 weights\)\n", printed)
+    assert re.search(r"fine +classify +cpu +float32, gptq dequantised\n", printed)

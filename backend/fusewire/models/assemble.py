@@ -154,14 +154,16 @@ class Weights:
         return whole._replace(codes=codes, scales=scales)
 
     def _of_int4(self, dense: Dense) -> kernels.Linear | None:
-        """Of 4-bit numbers that the checkpoint has; None where it has none in the same groups for
-        all names, they are changed, or the placement takes none."""
+        """Of 4-bit numbers that the checkpoint has; None where it has none in the same groups and
+        order of inputs for all names, they are changed, or the placement takes none."""
         changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
         if changed or not self._place.has_int4:
             return None
         stored = [self._checkpoint.int4(f"{name}.weight") for name in dense.names]
         parts = [part for part in stored if part is not None]
-        if len(parts) < len(stored) or len({part.scales.shape[1] for part in parts}) > 1:
+        orders = {None if part.order is None else part.order.tobytes() for part in parts}
+        groups = {part.scales.shape[1] for part in parts}
+        if len(parts) < len(stored) or len(groups) > 1 or len(orders) > 1:
             return None
         name = dense.names[0]
         stored_so = self._place.int4_format(name, (dense.outputs, dense.inputs))
@@ -171,7 +173,9 @@ class Weights:
             _regrouped(np.concatenate(each) if len(each) > 1 else each[0], dense)
             for each in zip(*((p.nibbles, p.scales, p.zeros) for p in parts), strict=True)
         )
-        return self._place.int4_linear(nibbles, scales, zeros, self._bias(dense), name, stored_so)
+        return self._place.int4_linear(
+            nibbles, scales, zeros, self._bias(dense), name, stored_so, parts[0].order
+        )
 
     def _origin(self, dense: Dense) -> str | None:
         return self._checkpoint.origin(f"{dense.names[0]}.weight")

@@ -1,7 +1,8 @@
 // Rows are multiplied by the 4-bit numbers themselves: few by mma (int4_kernel.h), more by Hopper's
 // wgmma (sm90_int4.h). For many rows elsewhere, and those that these do not take, the weight
 // becomes 16-bit numbers in memory that the stream keeps, some channels at a time, and what
-// multiplies those multiplies these.
+// multiplies those multiplies these. Where a weight has an order of inputs, rows are brought into
+// it first, in memory of the same kind.
 #include <algorithm>
 
 #include "core/raw_memory.h"
@@ -10,6 +11,7 @@
 #include "cuda/gemm/int4_gemm.h"
 #include "cuda/gemm/int4_pack.h"
 #include "cuda/gemm/int4_products.h"
+#include "cuda/gemm/order_rows.h"
 #include "cuda/gemm/sm90_int4.h"
 #include "cuda/kernels.h"
 #include "cuda/runtime/kept_memory.h"
@@ -27,11 +29,13 @@ int64_t part_of(int64_t n, int64_t k, int64_t number_bytes) {
   return std::min(n, (channels + kWhole - 1) / kWhole * kWhole);
 }
 
+// Behind `taken` bytes of what the stream keeps.
 template <class T>
-void run_dequantized(const GemmArguments& product, const Stream& stream) {
+void run_dequantized(const GemmArguments& product, size_t taken, const Stream& stream) {
   const int64_t part = part_of(product.n, product.k, sizeof(T));
   const size_t bytes = round_up(static_cast<size_t>(part * product.k) * sizeof(T), 16);
-  auto* numbers = static_cast<uint8_t*>(kept_memory(stream, bytes + kWeightsEndBytes));
+  auto* kept = static_cast<uint8_t*>(kept_memory(stream, taken + bytes + kWeightsEndBytes));
+  auto* numbers = kept + taken;
   for (int64_t first = 0; first < product.n; first += part) {
     GemmArguments a = columns_from<T>(product, first);
     a.weight = {numbers, product.k};
@@ -43,15 +47,45 @@ void run_dequantized(const GemmArguments& product, const Stream& stream) {
 }
 
 template <class T>
-void run_int4(const GemmArguments& a, const Stream& stream) {
+void multiply(const GemmArguments& a, size_t taken, const Stream& stream) {
   if (const auto chosen = sm90_int4_choice(a)) return sm90_int4<T>(a, *chosen, stream);
-  int4_gemm_fits<T>(a) ? int4_gemm<T>(a, stream) : run_dequantized<T>(a, stream);
+  int4_gemm_fits<T>(a) ? int4_gemm<T>(a, stream) : run_dequantized<T>(a, taken, stream);
+}
+
+// Rows that are brought into an order at once: they take at most 64 MB, all parts alike.
+int64_t ordered_at_once(int64_t rows, int64_t row_bytes) {
+  constexpr int64_t kMostBytes = 64 << 20, kWhole = 8;
+  const int64_t parts = (rows * row_bytes + kMostBytes - 1) / kMostBytes;
+  return std::min(rows, (rows + parts * kWhole - 1) / (parts * kWhole) * kWhole);
+}
+
+// What a weight is dequantised into lies behind the ordered rows, or, where the memory grows for
+// it, in other memory than these.
+template <class T>
+void run_ordered(const GemmArguments& product, const Stream& stream) {
+  const int64_t rows = ordered_at_once(product.m, product.k * sizeof(T));
+  const size_t bytes = static_cast<size_t>(rows * product.k) * sizeof(T);  // k: a multiple of 32
+  void* const ordered = kept_memory(stream, bytes);
+  for (int64_t first = 0; first < product.m; first += rows) {
+    GemmArguments a = rows_from<T>(product, first);
+    a.m = std::min(rows, a.m);
+    a.x.data = moved<T>(product.x.data, first * product.x.stride);
+    order_rows(ordered, a.x, product.weight.order, a.m, a.k, stream);
+    a.x = {ordered, a.k};
+    a.weight.order = nullptr;
+    multiply<T>(a, bytes, stream);
+  }
+}
+
+template <class T>
+void run_int4(const GemmArguments& a, const Stream& stream) {
+  a.weight.order ? run_ordered<T>(a, stream) : multiply<T>(a, 0, stream);
 }
 
 template <class T>
 constexpr GemmKernels kInt4 = {Format::kInt4,
                                {/*transposed_x=*/false, /*transposed_weight=*/false,
-                                /*scales=*/true, /*zeros=*/false, /*groups=*/true},
+                                /*scales=*/true, /*zeros=*/false, /*groups=*/true, /*order=*/true},
                                /*packing_copies=*/false,
                                /*packs_transposed=*/false,
                                packed_int4_bytes,

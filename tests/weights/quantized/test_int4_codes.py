@@ -9,6 +9,7 @@ from fusewire.weights import Checkpoint
 from fusewire.weights.quantized import Int4
 from fusewire.weights.quantized import weight as weight_module
 
+from tests.weights.quantized import writers
 from tests.weights.quantized.writers import (
     FORMATS,
     Format,
@@ -32,9 +33,13 @@ KEPT = {
     "pack-channel": pack_quantized(group_size=-1),
     "pack-channel-asymmetric": pack_quantized(group_size=-1, symmetric=False),
 }
+ORDERED = {
+    "gptq": gptq(group_size=32, act_order=True),
+    "gptq-asymmetric": gptq(group_size=64, symmetric=False, act_order=True),
+    "pack": pack_quantized(group_size=32, act_order=True),
+    "pack-asymmetric": pack_quantized(group_size=64, symmetric=False, act_order=True),
+}
 DEQUANTISED = {
-    "an order of columns": gptq(group_size=32, act_order=True),
-    "another order of columns": pack_quantized(group_size=32, act_order=True),
     "groups of 16": gptq(group_size=16),
     "2 bits": FORMATS["gptq-2"],
     "8 bits": FORMATS["gptq-8"],
@@ -56,17 +61,23 @@ def stands_for(stored: Int4) -> np.ndarray:
         for column in range(columns):
             code = int(stored.nibbles[row, column // 2]) >> 4 * (column % 2) & 15
             number = code - int(stored.zeros[row, column // size])
-            weight[row, column] = np.float32(number) * stored.scales[row, column // size]
+            to = column if stored.order is None else stored.order[column]
+            weight[row, to] = np.float32(number) * stored.scales[row, column // size]
     return weight
 
 
 @pytest.mark.parametrize("piece", [1 << 18, 100])
-@pytest.mark.parametrize("name", KEPT)
-def test_codes_stand_for_the_weight_that_was_written(tmp_path, name, piece, monkeypatch):
+@pytest.mark.parametrize(
+    ("form", "ordered"),
+    [(form, False) for form in KEPT.values()] + [(form, True) for form in ORDERED.values()],
+    ids=[*KEPT, *(f"ordered-{name}" for name in ORDERED)],
+)
+def test_codes_stand_for_the_weight_that_was_written(tmp_path, form, ordered, piece, monkeypatch):
     monkeypatch.setattr(weight_module, "_PIECE", piece)
-    layer = write_layer(tmp_path, KEPT[name], random_weight())
+    layer = write_layer(tmp_path, form, random_weight())
     stored = Checkpoint.open(tmp_path).int4("layer.weight")
     assert stored is not None
+    assert (stored.order is not None) == ordered
     assert (stored.nibbles.dtype, stored.zeros.dtype) == (np.uint8, np.uint8)
     assert stored.zeros.max() <= 15
     np.testing.assert_array_equal(stands_for(stored), layer.weight)
@@ -80,7 +91,24 @@ def test_columns_in_order_are_kept_where_the_folder_names_their_groups(tmp_path)
     )
     stored = Checkpoint.open(tmp_path).int4("layer.weight")
     assert stored is not None
+    assert stored.order is None
     np.testing.assert_array_equal(stands_for(stored), layer.weight)
+
+
+@pytest.mark.parametrize("form", [gptq, pack_quantized])
+def test_an_order_with_groups_of_other_sizes_has_none(tmp_path, form, monkeypatch):
+    """As no packer writes it: one group has a column of another."""
+
+    def uneven(columns: int, size: int) -> np.ndarray:
+        groups = np.random.default_rng(0).permutation(np.arange(columns) // size)
+        groups[np.argmax(groups == 0)] = 1
+        return groups
+
+    monkeypatch.setattr(writers, "shuffled", uneven)
+    layer = write_layer(tmp_path, form(group_size=32, act_order=True), random_weight())
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.int4("layer.weight") is None
+    np.testing.assert_array_equal(checkpoint.take("layer.weight"), layer.weight)
 
 
 @pytest.mark.parametrize("name", DEQUANTISED)

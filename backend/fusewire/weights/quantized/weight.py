@@ -54,11 +54,16 @@ class Codes:
             codes[at::count] = (words >> np.uint32(lane * self.bits)) & mask
         return codes[: end - begin]
 
-    def nibbles(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """Those of 4 bits as rows does, two a byte, the first of two columns in the low bits."""
-        if self.axis == 1 and self.per_word > 1 and not self.lanes:
+    def nibbles(
+        self, begin: int, end: int, order: NDArray[np.int32] | None = None
+    ) -> NDArray[np.uint8]:
+        """Those of 4 bits as rows does, two a byte, the first of two columns in the low bits; the
+        columns in this order, or as they are."""
+        if order is None and self.axis == 1 and self.per_word > 1 and not self.lanes:
             return np.ascontiguousarray(self.words[begin:end]).view(np.uint8)
         codes = self.rows(begin, end)
+        if order is not None:
+            codes = codes.take(order, axis=1)
         return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
 
     def all(self) -> NDArray[np.uint8]:
@@ -93,12 +98,13 @@ def joined(parts: Sequence[StoredCodes]) -> StoredCodes | None:
 
 @dataclass(frozen=True)
 class Int4:
-    """weight[r, c] = scales[r, g] * (code[r, c] - zeros[r, g]), where groups of equally many
+    """weight[r, order[c]] = scales[r, g] * (code[r, c] - zeros[r, g]), where groups of equally many
     neighbouring columns are counted by g."""
 
     nibbles: NDArray[np.uint8]  # [rows, columns / 2]: codes, the first of two in the low bits
     scales: NDArray[np.float32]  # [rows, groups]
     zeros: NDArray[np.uint8]  # as scales
+    order: NDArray[np.int32] | None  # [columns]; None: as they are
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,9 @@ class QuantizedWeight:
         return StoredCodes(self.products, codes, by_row, self.input_scale)
 
     def int4(self) -> Int4 | None:
-        """Its codes of 4 bits as they are stored, None where it has others, or groups that kernels
-        do not take: they are a power of two of neighbouring columns, at least 32, or all columns,
-        whose number is a multiple of 32."""
+        """Its codes of 4 bits as they are stored, with the columns of a group side by side. None
+        where it has others, or groups that kernels do not take: they are equally many columns, a
+        power of two, at least 32, or all columns, whose number is a multiple of 32."""
         rows, columns = self.codes.shape
         count = self.scales.shape[1]
         size = columns // count
@@ -146,17 +152,19 @@ class QuantizedWeight:
             or columns % _LEAST_GROUP
             or size * count != columns
             or not taken
-            or not np.array_equal(self.groups, equal_groups(columns, size))
+            or (np.bincount(self.groups, minlength=count) != size).any()
         ):
             return None
+        order = np.argsort(self.groups, kind="stable").astype(np.int32)
+        moved = None if np.array_equal(self.groups, equal_groups(columns, size)) else order
         nibbles = np.empty((rows, columns // 2), np.uint8)
 
         def fill(begin: int, end: int) -> None:
-            nibbles[begin:end] = self.codes.nibbles(begin, end)
+            nibbles[begin:end] = self.codes.nibbles(begin, end, moved)
 
         self._in_pieces(fill)
         zeros = np.zeros_like(self.scales) if self.zeros is None else self.zeros
-        return Int4(nibbles, self.scales, (zeros - self.values[0]).astype(np.uint8))
+        return Int4(nibbles, self.scales, (zeros - self.values[0]).astype(np.uint8), moved)
 
     def dequantized(self) -> NDArray[np.float32]:
         """The weight [rows, columns], rounded to fp32 once."""
