@@ -49,6 +49,18 @@ class PagedBatch {
             page_size, max_context};
   }
 
+  // The first sequences of a batch.
+  PagedBatch first(int64_t count) const {
+    PagedBatch some = *this;
+    some.batch_ = batch_.section(0, count);
+    for (Tensor* each :
+         {&some.contexts_, &some.table_, &some.device_contexts_, &some.device_table_}) {
+      *each = each->first(count);
+    }
+    some.max_context_ = *std::max_element(context_lengths(), context_lengths() + count);
+    return some;
+  }
+
   const SequenceBatch& batch() const { return batch_; }
   int64_t tokens() const { return batch_.tokens(); }
   int64_t sequences() const { return batch_.sequences(); }

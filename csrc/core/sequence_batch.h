@@ -57,6 +57,25 @@ class SequenceBatch {
     return batch;
   }
 
+  // Sequences `first` to `end` - 1 of a batch, whose rows stay where they are in the packed matrix:
+  // offsets count from its beginning, and tokens() are all up to theirs.
+  SequenceBatch section(int64_t first, int64_t end) const {
+    const auto offsets = [&](const Tensor& all) {
+      Tensor some = all.first(end - first + 1);
+      some.data = all.as<int32_t>() + first;
+      return some;
+    };
+    SequenceBatch batch;
+    batch.host_ = offsets(host_);
+    batch.device_ = offsets(device_);
+    batch.sequences_ = end - first;
+    batch.tokens_ = begin()[end];
+    for (int64_t i = first; i < end; ++i) {
+      batch.max_seqlen_ = std::max<int64_t>(batch.max_seqlen_, begin()[i + 1] - begin()[i]);
+    }
+    return batch;
+  }
+
   int64_t sequences() const { return sequences_; }
   int64_t tokens() const { return tokens_; }
   int64_t max_seqlen() const { return max_seqlen_; }

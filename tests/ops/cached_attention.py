@@ -49,6 +49,15 @@ GPU_ADDED = (
     Added(Paged((16, 2, 16), (1000, 2000, 16), heads=2, kv_heads=2, dim=256), 256),
 )
 
+# The cache has nothing of the last of them: their rows are attended to where they are.
+GPU_PROMPTS = (
+    Added(prompts(300, 65, 2, 128, heads=8, kv_heads=2, dim=128), 128),
+    Added(prompts(1024, heads=32, kv_heads=8, dim=128), 128),
+    Added(Paged((1, 1, 30, 300, 65), (500, 90, 400, 300, 65), heads=4, kv_heads=2, dim=128), 64),
+    Added(Paged((1, 130, 200, 1), (1, 131, 200, 1), heads=6, kv_heads=3, left=99), 64),
+    Added(Paged((1,) * 40 + (513,), (*range(1, 41), 513), heads=4, kv_heads=4), 0),
+)
+
 
 def make_added(rng: np.random.Generator, shape: Added) -> Arrays:
     half = shape.rotary_dim // 2
@@ -116,6 +125,6 @@ CASES = {
         lambda o, a, shape: Step(o, a, shape).at_once(),
         reference,
         fp32=("bias", "cos", "sin"),
-        gpu_shapes=GPU_ADDED,
+        gpu_shapes=(*GPU_ADDED, *GPU_PROMPTS),
     ),
 }

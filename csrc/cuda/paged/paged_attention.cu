@@ -2,6 +2,7 @@
 #include "cuda/element.h"
 #include "cuda/kernels.h"
 #include "cuda/paged/paged_attention.h"
+#include "cuda/paged/paged_prompts.h"
 #include "cuda/paged/paged_sources.h"
 
 namespace fusewire::cuda {
@@ -10,6 +11,14 @@ template <class T>
 void paged_attention(const AttentionArguments& a, const Stream& stream) {
   if constexpr (sizeof(T) == 4) {
     paged_fp32_attention(a, stream);
+  } else if (const int64_t others = sequences_before_prompts(a); others < a.pages->sequences()) {
+    prompts_attention<T>(a, others, stream);
+    if (others == 0) return;
+    AttentionArguments rest = a;
+    const PagedBatch pages = a.pages->first(others);
+    rest.pages = &pages;
+    rest.queries = &pages.batch();
+    paged_attention<T>(rest, stream);
   } else if (paged_sources_attention<T>(a, stream)) {
     return;
   } else if (paged_short_fits(a)) {
