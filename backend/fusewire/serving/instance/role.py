@@ -84,7 +84,7 @@ class Role:
             responses = [self._begin(incoming) for incoming in requests]
         answers = [response.now_or_later() for response in responses]
         if None in answers:
-            self._some.set()
+            self._wake_poll()
         now = [
             (response, answer)
             for response, answer in zip(responses, answers, strict=True)
@@ -117,7 +117,7 @@ class Role:
             if self._begins is not None:
                 response.later()
                 self._begins.begin(incoming, response)
-                self._some.set()
+                self._wake_poll()
             elif self._some_left() and incoming.cancelled():
                 raise Cancelled(CANCELLED)
             else:
@@ -127,6 +127,11 @@ class Role:
         except Exception as error:
             response.fail(failure(error))
         return response
+
+    def _wake_poll(self) -> None:
+        """Of a request in flight: it is cleared only where there is none."""
+        if not self._some.is_set():  # a look is far cheaper than setting it again
+            self._some.set()
 
     def _some_left(self) -> bool:
         """Whether a request that comes now may have been cancelled while it was in the server."""
