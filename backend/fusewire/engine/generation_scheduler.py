@@ -156,7 +156,10 @@ class GenerationScheduler:
         if step.decodes.rows.sequences or not isinstance(first, BeamRowsOf):
             return None
         rows = first.step
-        if rows.least_left <= 2 or not rows.are_of(groups):
+        if not rows.are_of(groups):
+            return None
+        # Whoever waits has the slots of those that end.
+        if rows.least_left <= 2 and (self._waiting or not rows.may_end):
             return None
         reserved = rows.pages_for_forks(2)
         if reserved and sum(reserved) > self._cache.available:
