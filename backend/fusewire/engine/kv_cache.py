@@ -334,12 +334,10 @@ class KvCache:
         afterwards. Full pages stay findable until others need the room; the later ones of a
         sequence are evicted before the earlier."""
         self.releases += 1
-        if sequence.beam_pages:
-            self._pool.release(sequence.beam_pages)
-            sequence.beam_pages = set()
         self._pool.reserved -= sequence.reserved
         sequence.reserved = 0
-        self._pool.release(reversed(sequence.table))
+        self._pool.release([*sequence.beam_pages, *reversed(sequence.table)])
+        sequence.beam_pages.clear()
         self.live_tokens -= sequence.length + beam_tokens
         sequence.table, sequence.length = array("i"), 0
         if sequence.source is not None:

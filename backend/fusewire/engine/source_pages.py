@@ -29,10 +29,19 @@ class Source:
     ) -> None:
         self.token_ids = token_ids
         self.features = features
-        self._name: bytes | None = None  # once it was asked for
+        # Once they were asked for.
+        self._packed: bytes | None = None
+        self._name: bytes | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def packed(self) -> bytes:
+        """The tokens as int64."""
+        if self._packed is None:
+            self._packed = array("q", self.token_ids).tobytes()
+        return self._packed
 
     @property
     def name(self) -> bytes:
@@ -40,7 +49,7 @@ class Source:
         those of the decoder's tokens start from it."""
         if self._name is None:
             if self.features is None:
-                read, person = array("q", self.token_ids).tobytes(), b"source"
+                read, person = self.packed, b"source"
             else:
                 read, person = self.features.tobytes(), b"sound"
             self._name = blake2b(read, digest_size=_NAME_BYTES, person=person).digest()
