@@ -230,18 +230,17 @@ class KvCache:
     def take_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> list[int]:
         """Of each so many of those that are reserved, the rest of which is available to others
         again; ValueError when there are not as many."""
-        taken: list[int] = []
+        reserved = [sequence.reserved for sequence in sequences]
+        for count, most in zip(pages, reserved, strict=True):
+            if count > most:
+                raise ValueError(f"pages: got {count}, wanted at most {most}, reserved")
+        self._pool.reserved -= sum(reserved)
+        taken = self._pool.take(sum(pages))
+        begin = 0
         for sequence, count in zip(sequences, pages, strict=True):
-            if count > sequence.reserved:
-                raise ValueError(
-                    f"pages: got {count}, wanted at most {sequence.reserved}, reserved"
-                )
-            self._pool.reserved -= sequence.reserved
             sequence.reserved = 0
-            if count:
-                own = self._pool.take(count)
-                sequence.beam_pages.update(own)
-                taken += own
+            sequence.beam_pages.update(taken[begin : begin + count])
+            begin += count
         return taken
 
     def release_of_beams(self, sequence: SequencePages, pages: Sequence[int]) -> None:
