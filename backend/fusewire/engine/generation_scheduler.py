@@ -396,24 +396,22 @@ class GenerationScheduler:
     def _stop(self, sequence: GenerationSequence) -> None:
         """A running sequence runs no more: its slot and pages are free."""
         assert sequence.pages is not None
-        for kind in self._kinds(sequence):
-            kind.remove(sequence)
-        if not sequence.beams:
-            self._rows.leave(sequence)
+        if sequence.beams:
+            self._groups.remove(sequence)
+            self._beams -= sequence.beams
+        else:
+            self._running.remove(sequence)
+            if sequence in self._rows:
+                self._rows.leave(sequence)
+            else:
+                self._prompts.remove(sequence)
         self._slots -= sequence.slots
-        self._beams -= sequence.beams
         rows = sequence.rows
         self._cache.release(sequence.pages, 0 if rows is None else rows.stored)
         sequence.pages, sequence.rows, sequence.stored = None, None, 0
         for past in sequence.returning:
             past.pages = None
         sequence.returning = ()
-
-    def _kinds(self, sequence: GenerationSequence) -> list[Ranked]:
-        """Where it is while it runs, beside the rows."""
-        if sequence.beams:
-            return [self._groups]
-        return [self._running] if sequence in self._rows else [self._running, self._prompts]
 
     def _preempt(self, sequence: GenerationSequence) -> None:
         """A running sequence waits again; of a group what its beams have stored is noted."""
