@@ -45,7 +45,7 @@ class PageNames:
         return twin
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SequencePages:
     """What a sequence has of the cache: page table[i] holds its positions i * page_size on."""
 

@@ -60,7 +60,7 @@ class Source:
         return self.name + page.to_bytes(4, "little")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SourcePages:
     """The pages of one source, which a sequence has together with its forks, and with those that
     began in the same step with an equal one: table[i] holds the positions i * page_size on."""
