@@ -80,6 +80,8 @@ class TritonPythonModel:
             # Later collections do not walk what stays: that took longer than a step.
             gc.collect()
             gc.freeze()
+            # Nor does one walk requests that have just come, again and again with each few dozens.
+            gc.set_threshold(10_000)
             # The only word of it where the server settled KIND_AUTO by itself.
             precision = engine.model.place.described
             pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {precision}")

@@ -105,6 +105,20 @@ def test_pages_begin_where_positions_say_so() -> None:
         assert sum(own.stored for own in rows.of_each) == rows.stored
 
 
+@pytest.mark.parametrize(
+    ("positions", "may_end"),
+    [
+        ([38, 20], True),
+        ([37, 20], True),  # none ends
+        ([38, 38], False),  # none goes on
+        ([20, 39], False),  # a page begins with position 40
+    ],
+)
+def test_some_end_where_others_go_on_and_none_of_them_needs_a_page(positions, may_end) -> None:
+    rows = StepRows(searches(2, sourced=False), np.int32([1, 1]), np.int32(positions), 4)
+    assert rows.may_end == may_end
+
+
 @pytest.mark.parametrize("sourced", [False, True])
 def test_what_goes_on_without_others_is_as_it_would_be_anew(sourced: bool) -> None:
     sequences, rng = searches(4, sourced=sourced), np.random.default_rng(0)

@@ -175,6 +175,22 @@ def test_a_search_that_is_done_leaves_the_others_ahead(engines):
     assert engines[1].begun >= 36
 
 
+def test_searches_that_end_by_their_lengths_leave_the_others_ahead(engines):
+    """But where a page begins for one that ends, for which none is reserved."""
+    found = []
+    for engine in engines:
+        with held(engine):
+            asked = [
+                ask(engine, [i + 5], num_beams=2, max_new_tokens=most, ignore_eos=True)[0]
+                for i, most in enumerate((5, 16, 30))
+            ]
+        found.append([told(answer.finish()) for answer in asked])
+    assert found[0] == found[1]
+    # All that can be of 30 tokens, less the one behind the last of 16, and of a model that forces
+    # last tokens the one behind that of 5.
+    assert engines[1].begun == 27 - bool(getattr(engines[1].model, "forced_eos_token_id", ()))
+
+
 def test_a_search_that_is_cancelled_ends_while_its_next_step_is_under_way(engines):
     for engine in engines:
         cancelling = Cancelling(engine)

@@ -175,6 +175,30 @@ def test_beams_that_come_back_take_no_page_of_their_source():
     assert cache.used == cache.reserved == cache.live_tokens == 0
 
 
+def test_searches_that_fork_together_take_their_own_pages_and_no_more_than_reserved():
+    cache = KvCache(10, 2)
+    searches = [stored(cache, [token]) for token in (1, 2)]
+    cache.reserve_for_beams(searches, [2, 3])
+    with pytest.raises(ValueError, match="got 4, wanted at most 3, reserved"):
+        cache.take_for_beams(searches, [2, 4])
+    assert (cache.used, cache.reserved) == (2, 5)
+    taken = cache.take_for_beams(searches, [1, 3])
+    assert [each.beam_pages for each in searches] == [{taken[0]}, {*taken[1:]}]
+    assert (len(taken), cache.used, cache.reserved) == (4, 6, 0)
+
+
+def test_a_source_is_named_only_where_others_may_find_it(monkeypatch):
+    asked: list[Source] = []
+    monkeypatch.setattr(Source, "name", property(lambda source: asked.append(source) or b"name"))
+    for caching in (False, True):
+        source, cache = Source([7, 7, 7]), KvCache(10, 2, caching)
+        pages = cache.admit([1, 2], cache.names(source), room=2, source=source)
+        cache.store_source(pages.source)
+        cache.advance(pages, [1, 2])
+        cache.release(pages)
+        assert bool(asked) == caching
+
+
 def test_tokens_without_room_are_not_stored():
     cache = KvCache(4, 2)
     pages = stored(cache, [1, 2])

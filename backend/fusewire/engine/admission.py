@@ -7,9 +7,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from math import inf
 from operator import attrgetter
+from typing import Any
 
 from fusewire.engine.admission_block import GenerationBlock, GenerationTerms
 from fusewire.engine.backlog import ABOVE_SHARE
@@ -82,8 +83,9 @@ class Admission:
         self._tenants = TenantShares(_ACTIVE_S if max_queue_s == inf else max_queue_s)
         self._lock = threading.Lock()
         self._block: GenerationBlock | None = None
-        # All that changes what is refused; the block has it at the end.
-        self._changing: AbstractContextManager[None] = nullcontext()
+        # All that changes what is refused; the block has it at the end. A lock that nobody else
+        # asks for costs less than a `nullcontext`.
+        self._changing: AbstractContextManager[Any] = threading.Lock()
         self._slo_s = inf
 
     def show_in(self, block: GenerationBlock, slo_s: float) -> None:
@@ -135,7 +137,7 @@ class Admission:
                     raise
             self._taken += sequences
             self._places[place] = None
-            place.cost_s = self._need(place).cost_s
+            place.cost_s = self.times.need(place, self._taken).cost_s
             if self._forecasts is not None:
                 self._wait(self._forecasts, place)
                 self._show()

@@ -47,12 +47,12 @@ class BeamCohort:
         assert kind is not None  # and that of all
         self.kind = kind
         self._biases: tuple[NDArray[np.int32], list[kernels.Tensor]] | None = None  # of offsets
-        self.parts = [group.parts[0] for group in groups]
+        self._sampling = [group.sampling for group in groups]
         self.searches = [group.search for group in groups]
         now = kernels.search_rows(self.searches)
         self.wanted = now.candidates
         self.candidates: BeamCandidates | None = None  # of the last step
-        self._forced = [part.sampling for part in self.parts if part.sampling.forced]
+        self._forced = [sampling for sampling in self._sampling if sampling.forced]
         self._until_forced = self._steps_until_forced()
         self.offsets, self.scores = now.offsets, now.scores  # of the rows
         self.taken = taken
@@ -125,7 +125,7 @@ class BeamCohort:
         """Those [4, searches, most] of searches whose next token is forced are that alone."""
         alike: defaultdict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
         for row, beams in enumerate(np.diff(self.offsets).tolist()):
-            if (tokens := self.parts[row].forced) is not None:
+            if (tokens := self._sampling[row].next_forced) is not None:
                 alike[beams, tuple(tokens)].append(row)
         for (beams, one_of), rows in alike.items():
             scores = self.scores[self.offsets[rows][:, None] + np.arange(beams)]
@@ -162,9 +162,9 @@ class BeamCohort:
         """Of the rows, which are the same as long as there are as many of each group."""
         made = self._biases
         if made is None or (made[0] != self.offsets).any():
-            for part, beams in zip(self.parts, np.diff(self.offsets).tolist(), strict=True):
-                part.sampling.spread(beams)
-            there = sampler.biases([part.sampling.history for part in self.parts])
+            for each, beams in zip(self._sampling, np.diff(self.offsets).tolist(), strict=True):
+                each.spread(beams)
+            there = sampler.biases([each.history for each in self._sampling])
             made = self._biases = self.offsets, there
         return made[1]
 

@@ -7,6 +7,7 @@ history of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ class BeamPart:
     @property
     def forced(self) -> Sequence[int] | None:
         """The next token of each beam, or a list of which one comes, where it is forced."""
-        return self.sampling.forced.get(self.sampling.new_tokens)
+        return self.sampling.next_forced
 
 
 class BeamGroup:
@@ -64,21 +65,28 @@ class BeamGroup:
         whether they are normalised again after that. `diversity_penalty`: of a token for each time
         that groups before chose it in the same step (Vijayakumar et al., 2018)."""
         self.search = search
+        self.sampling = sampling
         self.renormalizes = renormalizes
         self.diversity_penalty = diversity_penalty
         self.pages: kernels.BeamPages | None = None  # once the prompt is stored
-        of_parts = [sampling]
-        if search.groups > 1:
+        diverse = search.groups > 1
+        if diverse:
             sampling.changes_logits = True
-            of_parts = [sampling.fork(0) for _ in range(search.groups)]
-        self.parts = [BeamPart(search, index, each) for index, each in enumerate(of_parts)]
         # Whether anything does but the model.
         self.changes_logits = changes = sampling.changes_logits
         # Of its steps, where nothing of one is reused in the next but scores: the model alone
         # decides, but for tokens that are forced and changes that are the same in every step.
         self.kind: StepKind | None = None
-        if search.groups == 1 and sampling.fixed:
+        if sampling.fixed and not diverse:
             self.kind = StepKind(changes, changes and not renormalizes)
+
+    @cached_property
+    def parts(self) -> list[BeamPart]:
+        """Of a step that begins anew: nobody asks where what it needs is kept."""
+        search, sampling = self.search, self.sampling
+        if search.groups == 1:
+            return [BeamPart(search, 0, sampling)]
+        return [BeamPart(search, index, sampling.fork(0)) for index in range(search.groups)]
 
     def penalize(self, index: int) -> None:
         """A part is about to take its step: what those before it chose costs it."""

@@ -131,6 +131,14 @@ class StepRows:
         return pages
 
     @property
+    def may_end(self) -> bool:
+        """Of rows of which some give their last tokens: whether others go on, and the next step may
+        have rows of all, those of searches that are done in vain. No page is reserved for these."""
+        ends = self.most_tokens - self.positions <= 2
+        begins = (self.positions + 1) % self._page_size == 0
+        return not (ends.all() or (ends & begins).any())
+
+    @property
     def places(self) -> NDArray[np.int32]:
         """Where in its table the page of each one's next position but one lies: the same array as
         long as that is so."""

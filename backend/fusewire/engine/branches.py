@@ -17,7 +17,7 @@ from fusewire.errors import FusewireError
 Event = Delta | FusewireError
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Branch:
     """One continuation of a request, as each part of the engine knows it."""
 
@@ -45,7 +45,7 @@ class Branch:
         return self.continuation.ends(token, self.num_output_tokens)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Generation:
     """A running request: its branches, and the callback for their events, which must return at
     once. Of a beam search the branches are its best hypotheses, which end together; the sequence

@@ -6,14 +6,13 @@ or gets a page: a step costs the scheduler little beside its number of pages tha
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.generation_sequence import RANK, GenerationSequence
+from fusewire.engine.generation_sequence import GenerationSequence, Ranked
 
 
 @dataclass(eq=False)
@@ -52,7 +51,7 @@ class DecodeRows:
         self._slots: dict[GenerationSequence, int] = {}
         self._free: list[int] = []
         self._table = np.zeros((0, 0), np.int32)  # [slots, pages]
-        self._sequences: list[GenerationSequence] = []
+        self._sequences = Ranked()
         self._rows: Rows | None = None  # of them, unless they have changed
         self._order = np.zeros(0, np.intp)  # their slots
 
@@ -65,7 +64,7 @@ class DecodeRows:
 
     def join(self, sequence: GenerationSequence) -> None:
         """It has one token left from here on."""
-        insort(self._sequences, sequence, key=RANK)
+        self._sequences.add(sequence)
         self._rows = None
         if not self._free:
             count = len(self._table)
@@ -79,7 +78,7 @@ class DecodeRows:
         """It does not run any more, or was none of these."""
         if sequence not in self._slots:
             return
-        del self._sequences[bisect_left(self._sequences, sequence.rank, key=RANK)]
+        self._sequences.remove(sequence)
         self._rows = None
         self._free.append(self._slots.pop(sequence))
         self.growing.pop(sequence, None)

@@ -33,16 +33,17 @@ class GenerationQueue:
         yield from self._untimed
 
     @property
-    def first(self) -> GenerationSequence:
-        """Of one or more: who runs next."""
+    def first(self) -> GenerationSequence | None:
+        """Who runs next, if any waits."""
         if self._first is None:
-            heads = [queue[0] for queue in self._untimed.queues.values()]
-            if len(heads) == 1 and not self._timed:
-                self._first = heads[0]
+            heads = self._timed[:1]
+            heads += [queue[0] for queue in self._untimed.queues.values()]
+            if len(heads) < 2:
+                self._first = heads[0] if heads else None
                 return self._first
             served = self._untimed.served
             self._first = min(
-                self._timed[:1] + heads,
+                heads,
                 key=lambda each: (
                     each.priority,
                     not _is_timed(each),
@@ -55,28 +56,34 @@ class GenerationQueue:
     def add(self, sequence: GenerationSequence) -> None:
         sequence.state = State.WAITING
         self._first = None
+        if not _is_timed(sequence):
+            self._untimed.add(sequence)
+            return
+        insort(self._timed, sequence, key=_order)
         last = _begin_by(sequence)
         if last is not None:
             self._next_deadline = min(self._next_deadline, last)
-        if _is_timed(sequence):
-            insort(self._timed, sequence, key=_order)
-        else:
-            self._untimed.add(sequence)
 
     def begin(self, sequence: GenerationSequence) -> None:
         """It runs from here on; of one that was preempted its tenant had the seconds before."""
-        if not _is_timed(sequence):
+        self._first = None
+        if _is_timed(sequence):
+            self._remove_timed(sequence)
+        else:
             self._untimed.charge(sequence, sequence.cost_s)
-        self.remove(sequence)
+            self._untimed.remove(sequence)
 
     def remove(self, sequence: GenerationSequence) -> None:
         self._first = None
         if _is_timed(sequence):
-            place = bisect_left(self._timed, _order(sequence), key=_order)
-            assert self._timed[place] is sequence
-            del self._timed[place]
+            self._remove_timed(sequence)
         else:
             self._untimed.remove(sequence)
+
+    def _remove_timed(self, sequence: GenerationSequence) -> None:
+        place = bisect_left(self._timed, _order(sequence), key=_order)
+        assert self._timed[place] is sequence
+        del self._timed[place]
 
     def expire(self, now: float) -> list[GenerationSequence]:
         """Takes out those that never ran and now would run too late, the first by rank first. Looks
@@ -92,7 +99,7 @@ class GenerationQueue:
 
 
 def _is_timed(sequence: GenerationSequence) -> bool:
-    return _is_on_its_way(sequence) or sequence.deadline is not None
+    return sequence.deadline is not None or sequence.started or sequence.goes_on
 
 
 def _is_on_its_way(sequence: GenerationSequence) -> bool:

@@ -132,7 +132,7 @@ class GenerationScheduler:
         if self._prompts or not self._rows.are(step.decodes.rows):
             return None
         budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - self._beams
-        if self._waiting and not self._must_wait(budget):
+        if (waiting := self._waiting.first) and not self._must_wait(waiting, budget):
             return None
         if self._groups:
             return self._plan_groups_ahead(step, now)
@@ -156,7 +156,10 @@ class GenerationScheduler:
         if step.decodes.rows.sequences or not isinstance(first, BeamRowsOf):
             return None
         rows = first.step
-        if rows.least_left <= 2 or not rows.are_of(groups):
+        if not rows.are_of(groups):
+            return None
+        # Whoever waits has the slots of those that end.
+        if rows.least_left <= 2 and (self._waiting or not rows.may_end):
             return None
         reserved = rows.pages_for_forks(2)
         if reserved and sum(reserved) > self._cache.available:
@@ -309,40 +312,49 @@ class GenerationScheduler:
         """Lets the first in the queue run while there are budget, slots and pages: all that their
         tokens need, their sources and the next forks of their beams, and beyond that one for each
         running sequence and beam, so that none is preempted soon after."""
-        while self._waiting and budget and not self._must_wait(budget):
-            sequence = self._waiting.first
+        while budget and (sequence := self._waiting.first):
+            if self._must_wait(sequence, budget):
+                return
             try:
                 pages = self._give_pages(sequence, self._spare(sequence))
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
                 return
             self._waiting.begin(sequence)
-            for kind in self._kinds(sequence):
-                kind.add(sequence)
-            self._slots += sequence.slots
-            self._beams += sequence.beams
+            self._run(sequence)
+            source = pages.source
             if not sequence.started:
+                sequence.started = True
                 step.begun.append(sequence)
             if sequence.cached_tokens is None:  # preempted, it would find its own answer too
-                found = 0 if pages.source is None else pages.source.tokens
+                found = source.tokens if source and source.stored else 0
                 sequence.cached_tokens = pages.length + found
-            sequence.state, sequence.started = State.RUNNING, True
-            if pages.source and not pages.source.stored and pages.source.readers == 1:
+            if source and not source.stored and source.readers == 1:
                 step.encodes.append(sequence)
-                step.sources.append(pages.source)
-                budget -= len(pages.source.source)
+                step.sources.append(source)
+                budget -= len(source.source)
                 if not budget:
                     return
             for each in _to_store(sequence):
                 tokens = min(each.left, budget)
-                if tokens:
-                    self._put(step, each, tokens)
+                if tokens:  # for which it was given the pages
+                    step.prompts.append(Chunk(each, each.stored, tokens))
                     budget -= tokens
 
-    def _must_wait(self, budget: int) -> bool:
+    def _run(self, sequence: GenerationSequence) -> None:
+        """A waiting sequence runs, with the pages that it was given."""
+        if sequence.beams:
+            self._groups.add(sequence)
+            self._beams += sequence.beams
+        else:
+            self._running.add(sequence)
+            self._prompts.add(sequence)
+        self._slots += sequence.slots
+        sequence.state = State.RUNNING
+
+    def _must_wait(self, sequence: GenerationSequence, budget: int) -> bool:
         """Whether it is known of the first in the queue that it cannot run in a step with so much
         of its budget left: slots, pages or budget are short."""
-        sequence = self._waiting.first
         if self._slots + sequence.slots > self._max_sequences:
             return True
         if self._refused is not None:
@@ -384,24 +396,22 @@ class GenerationScheduler:
     def _stop(self, sequence: GenerationSequence) -> None:
         """A running sequence runs no more: its slot and pages are free."""
         assert sequence.pages is not None
-        for kind in self._kinds(sequence):
-            kind.remove(sequence)
-        if not sequence.beams:
-            self._rows.leave(sequence)
+        if sequence.beams:
+            self._groups.remove(sequence)
+            self._beams -= sequence.beams
+        else:
+            self._running.remove(sequence)
+            if sequence in self._rows:
+                self._rows.leave(sequence)
+            else:
+                self._prompts.remove(sequence)
         self._slots -= sequence.slots
-        self._beams -= sequence.beams
         rows = sequence.rows
         self._cache.release(sequence.pages, 0 if rows is None else rows.stored)
         sequence.pages, sequence.rows, sequence.stored = None, None, 0
         for past in sequence.returning:
             past.pages = None
         sequence.returning = ()
-
-    def _kinds(self, sequence: GenerationSequence) -> list[Ranked]:
-        """Where it is while it runs, beside the rows."""
-        if sequence.beams:
-            return [self._groups]
-        return [self._running] if sequence in self._rows else [self._running, self._prompts]
 
     def _preempt(self, sequence: GenerationSequence) -> None:
         """A running sequence waits again; of a group what its beams have stored is noted."""

@@ -122,7 +122,8 @@ class Ranked(list[GenerationSequence]):
             insort(self, sequence, key=RANK)
 
     def remove(self, sequence: GenerationSequence) -> None:
-        place = bisect_left(self, sequence.rank, key=RANK)
+        # Of those that end together the first comes first.
+        place = 0 if self[0] is sequence else bisect_left(self, sequence.rank, key=RANK)
         assert self[place] is sequence
         del self[place]
 

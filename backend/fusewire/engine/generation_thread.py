@@ -55,7 +55,10 @@ class GenerationThread:
             else:
                 self._opened += not together
                 together.append((generation, sequence))
-        return partial(self._asked.put, partial(self._loop.cancel, generation))
+        return partial(self._cancel, generation)
+
+    def _cancel(self, generation: Generation) -> None:
+        self._asked.put(partial(self._loop.cancel, generation))
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -78,7 +78,7 @@ class KvCache:
 
     def names(self, source: Source | None = None) -> PageNames:
         """Of a new sequence with that source."""
-        return PageNames(self.page_size, b"" if source is None else source.name)
+        return PageNames(self.page_size, source)
 
     def pages_for(self, tokens: int, source: Source | None = None) -> int:
         """Of a sequence of so many tokens."""
@@ -107,7 +107,7 @@ class KvCache:
 
     def has(self, source: Source) -> bool:
         """Whether the source is stored, or will be by this step's encoder pass."""
-        return self._sources.coming(source) or bool(self._sources.find(source))
+        return self._sources.has(source)
 
     def admit(
         self,
@@ -128,23 +128,25 @@ class KvCache:
         OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
         only what `names` does not know; what is stored later goes on from `token_ids`.
         """
-        most = len(token_ids) - 1
+        pool, most = self._pool, len(token_ids) - 1
         found = self._find(token_ids, names, most if reusable is None else min(reusable, most))
-        more = max(0, self._pages_for(room) - len(found))
-        of_source, wanted = self._source_wants(source)
-        wanted += self._pool.idle_among(found) + more + for_beams
-        left = self._pool.available - spare
+        more = max(0, -(-room // self.page_size) - len(found))
+        of_source, wanted = (None, 0) if source is None else self._sources.find(source)
+        wanted += more + for_beams
+        if found:
+            wanted += pool.idle_among(found)
+        left = pool.available - spare
         if wanted > left:
             raise OutOfPages(wanted, left)
-        self._pool.share(found)
+        pool.share(found)
         # Those that were found are nobody's to take from here on.
         source_pages = None if source is None else self._sources.admit(source, of_source)
-        table = array("i", found + self._pool.take(more))
         length = len(found) * self.page_size
-        found_tokens = length + (0 if source_pages is None else source_pages.tokens)
+        found_tokens = length + (source_pages.tokens if source_pages and of_source else 0)
         self.live_tokens += found_tokens
         self.prefix_hit_tokens += found_tokens
-        self._pool.reserved += for_beams
+        pool.reserved += for_beams
+        table = array("i", found + pool.take(more))
         return SequencePages(names, table, length, source_pages, reserved=for_beams)
 
     def wanted(self, sequence: SequencePages, length: int) -> int:
@@ -228,18 +230,17 @@ class KvCache:
     def take_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> list[int]:
         """Of each so many of those that are reserved, the rest of which is available to others
         again; ValueError when there are not as many."""
-        taken: list[int] = []
+        reserved = [sequence.reserved for sequence in sequences]
+        for count, most in zip(pages, reserved, strict=True):
+            if count > most:
+                raise ValueError(f"pages: got {count}, wanted at most {most}, reserved")
+        self._pool.reserved -= sum(reserved)
+        taken = self._pool.take(sum(pages))
+        begin = 0
         for sequence, count in zip(sequences, pages, strict=True):
-            if count > sequence.reserved:
-                raise ValueError(
-                    f"pages: got {count}, wanted at most {sequence.reserved}, reserved"
-                )
-            self._pool.reserved -= sequence.reserved
             sequence.reserved = 0
-            if count:
-                own = self._pool.take(count)
-                sequence.beam_pages.update(own)
-                taken += own
+            sequence.beam_pages.update(taken[begin : begin + count])
+            begin += count
         return taken
 
     def release_of_beams(self, sequence: SequencePages, pages: Sequence[int]) -> None:
@@ -295,7 +296,7 @@ class KvCache:
             names_of, bool(partial), self._pool.find if self.prefix_caching else lambda _: None
         )
         for_fork = beams - tree.partial
-        of_source, wanted = self._source_wants(source)
+        of_source, wanted = (None, 0) if source is None else self._sources.find(source)
         wanted += tree.to_take + for_fork
         wanted += self._pool.idle_among(tree.found)
         if wanted > self.available - spare:
@@ -332,25 +333,16 @@ class KvCache:
         afterwards. Full pages stay findable until others need the room; the later ones of a
         sequence are evicted before the earlier."""
         self.releases += 1
-        if sequence.beam_pages:
-            self._pool.release(sequence.beam_pages)
-            sequence.beam_pages = set()
         self._pool.reserved -= sequence.reserved
         sequence.reserved = 0
-        self._pool.release(reversed(sequence.table))
+        self._pool.release([*sequence.beam_pages, *reversed(sequence.table)])
+        sequence.beam_pages.clear()
         self.live_tokens -= sequence.length + beam_tokens
         sequence.table, sequence.length = array("i"), 0
         if sequence.source is not None:
             self.live_tokens -= sequence.source.tokens
             self._sources.release(sequence.source)
             sequence.source = None
-
-    def _source_wants(self, source: Source | None) -> tuple[list[int], int]:
-        """The pages found for it, and how many of those available it takes."""
-        if source is None or self._sources.coming(source):
-            return [], 0
-        found = self._sources.find(source)
-        return found, self._pool.idle_among(found) if found else self._sources.pages_for(source)
 
     def _find(self, token_ids: Sequence[int], names: PageNames, most: int) -> list[int]:
         found: list[int] = []

@@ -11,8 +11,9 @@ The same holds for searches that the model alone decides, but for biases and ban
 in every step: the device forks their beams by itself (`beams_ahead`).
 
 All else (joins, prompts, beams beside others, penalties and bans that look back at tokens, the step
-behind a token that is forced, pages that are short, sequences at their greatest length) waits for
-the tokens, as every step does on a CPU, which computes in the thread that would read them.
+behind a token that is forced, pages that are short, sequences at their greatest length, searches
+where all are or others wait for their slots) waits for the tokens, as every step does on a CPU,
+which computes in the thread that would read them.
 """
 
 from __future__ import annotations

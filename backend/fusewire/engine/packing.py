@@ -116,7 +116,8 @@ def _prompts(chunks: list[Chunk]) -> Packed:
     lengths = np.array(contexts, np.int32)
     shifts = (lengths - offsets[1:]).repeat(offsets[1:] - offsets[:-1])  # from rows to positions
     batch = StepBatch(
-        input_ids=np.array(ids, np.int64),
+        # In half the time that numpy takes for a list.
+        input_ids=np.frombuffer(array("q", ids), np.int64),
         positions=np.arange(len(ids), dtype=np.int32) + shifts,
         cu_seqlens=offsets,
         context_lengths=lengths,
@@ -219,10 +220,9 @@ def pack_sources(step: Step) -> SourceBatch:
     """The sources that the step encodes, one or more."""
     sources = [pages.source for pages in step.sources]
     features = [source.features for source in sources if source.features is not None]
-    ids = np.concatenate([source.ids for source in sources])
     return SourceBatch(
-        input_ids=ids,
-        cu_seqlens=offsets_of(np.array([source.ids.size for source in sources], np.int32)),
+        input_ids=np.frombuffer(b"".join([source.packed for source in sources]), np.int64),
+        cu_seqlens=offsets_of(np.array([len(source) for source in sources], np.int32)),
         block_table=_block_table([pages.table for pages in step.sources]),
         features=np.stack(features) if features else None,
     )

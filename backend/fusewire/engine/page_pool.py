@@ -103,13 +103,13 @@ class PagePool:
 
     def release(self, pages: Iterable[int]) -> None:
         """One owner less of each; without owners a named page is idle, any other free."""
-        owners, names = self._owners, self._names
+        owners, names, free = self._owners, self._names, self._free
         for page in pages:
-            owners[page] -= 1
-            if owners[page]:
+            owners[page] = left = owners[page] - 1
+            if left:
                 continue
             if names[page] is None:
-                self._free.append(page)
+                free.append(page)
             else:
                 self._idle[page] = None
 

@@ -8,7 +8,7 @@ from math import inf
 from fusewire.engine.generation_sequence import GenerationSequence, State
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Place:
     """A request's, from when it is taken until its last sequence has ended."""
 

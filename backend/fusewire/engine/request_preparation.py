@@ -26,7 +26,7 @@ from fusewire.generation.prompt import Prompt, max_new_tokens
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.stop_strings import StopMatcher
 from fusewire.models import Seq2SeqModel
-from fusewire.text.detokenizer import Detokenizer, Silence
+from fusewire.text.detokenizer import Detokenizer, Silence, TextStream
 from fusewire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class RequestPreparation:
     ) -> None:
         """`check`: InvalidInput for a sequence that could never run."""
         self._model = model
+        self._encodes = isinstance(model, Seq2SeqModel)
         self._limits = limits
         self._max_batch_tokens = max_batch_tokens
         self._check = check
@@ -73,17 +74,21 @@ class RequestPreparation:
         rules = self._rules.of(parameters)
         begun, bos = rules.begun, rules.bos  # of the text
         ids, source, most = [*begun], None, prompt.max_new_tokens
+        read: Sequence[int] = ()
         forced: Forced = {}
-        if isinstance(self._model, Seq2SeqModel):
+        if self._encodes:
             if spoken:
                 begun, bos = spoken.begin, None
                 ids = [*spoken.previous, *begun]
+            else:
+                read = prompt.token_ids
             source = Source(prompt.token_ids, prompt.features)
             if len(ids) > 1:
                 room = max_new_tokens(parameters, len(source), self._limits, len(ids))
                 most = min(most, room)
             eos, suppressed = parameters.forced_eos_token_id, parameters.suppress_tokens
-            forced = _forced(bos, eos, most, suppressed)
+            if eos or bos is not None:
+                forced = _forced(bos, eos, most, suppressed)
         else:
             ids = [*prompt.token_ids]
         scores = None
@@ -99,97 +104,73 @@ class RequestPreparation:
             goes_on=spoken is not None and spoken.goes_on,
             tenant=place.tenant,
             cost_s=place.cost_s,
-            continuations=1 if rules.search else parameters.sequences,
-            beams=parameters.num_beams if rules.search else 0,
+            continuations=rules.continuations,
+            beams=rules.beams,
             to_score=0 if scores is None else len(ids) - 1,
             source=source,
         )
         self._check(sequence)
         if parameters.alignment and source is not None:
             self._check_alignment(parameters, len(ids) + most - 1, len(source))
-        read = () if source is None or spoken else source.token_ids
         place.sequence, place.begun = sequence, len(ids)
-        generation = self._generation(
-            rules, ids, begun, read, request, most, forced, callback, scores, place, spoken
-        )
-        if parameters.alignment or (spoken and spoken.heard):
-            generation.decoder_ids, generation.heard = ids[:], spoken.heard if spoken else 0
-        if generation.beams is not None:
-            sequence.histories = generation.beams.histories
-        return generation, sequence
-
-    def _generation(
-        self,
-        rules: RequestRules,
-        ids: list[int],
-        begun: Sequence[int],
-        source_ids: Sequence[int],
-        request: GenerationRequest,
-        most: int,
-        forced: Forced,
-        callback: Callable[[Event], None],
-        scores: PromptLogprobs | None,
-        place: Place,
-        spoken: Spoken | None,
-    ) -> Generation:
-        parameters = request.parameters
-        # What every text of the decoder begins with is no part of it; the source even less.
-        encodes = isinstance(self._model, Seq2SeqModel)
-        shown, prefix = ((), begun[1:]) if encodes else (ids, begun)
-        seed = 0 if parameters.seed is None else parameters.seed
-        if parameters.seed is None and not parameters.greedy:  # others draw nothing
-            seed = secrets.randbits(63)
-        first = rules.idle
-        if first is None or forced or spoken:
-            first = SamplingState(
-                rules.sampling,
-                ids,
-                seed,
-                forced,
-                source_ids,
-                spoken.mask if spoken else None,
-                judged=spoken is not None and spoken.judged,
-            )
-        writes = request.tells != "ids" or parameters.stop
-        # A stop string is looked for behind each token; log-probabilities come with theirs.
-        scored = parameters.logprobs is not None or scores is not None
-        quiet = not (request.tells == "tokens" or parameters.stop or scored)
-        asked = request.tells == "asked"
-        branches = [
-            Branch(
-                Continuation(
-                    index,
-                    self._detokenizer.start(
-                        shown, skip_special_tokens=parameters.skip_special_tokens
-                    )
-                    if writes
-                    else _SILENCE,
-                    prefix,
-                    rules.unstopped
-                    or StopMatcher(
-                        rules.strings, include_stop=parameters.include_stop_str_in_output
-                    ),
-                    rules.stop_tokens,
-                    parameters.min_new_tokens,
-                    most,
-                    forced_end=most - 1 in forced,
-                ),
-                first.fork(seed_of(seed, index)) if index else first,
-                quiet,
-                asked,
-            )
-            for index in range(parameters.answers)
-        ]
-        beams = None
+        sampling = rules.idle
+        if sampling is None or forced or spoken:
+            sampling = _sampling(rules, ids, read, forced, spoken)
+        quiet = request.tells != "tokens" and not rules.tells
+        branches = self._branches(rules, request.tells, ids, begun, sampling, most, forced, quiet)
+        generation = Generation(branches, callback, place, None, scores)
         if rules.search is not None:
-            branches[0].places = 1 + parameters.num_beams - parameters.answers
-            beams = BeamGroup(
+            branches[0].places = 1 + rules.beams - rules.answers
+            generation.beams = beams = BeamGroup(
                 rules.search.again(most, not quiet),
-                first,
+                sampling,
                 renormalizes=parameters.renormalize_logits,
                 diversity_penalty=parameters.diversity_penalty,
             )
-        return Generation(branches, callback, place, beams, scores)
+            sequence.histories = beams.histories
+        if parameters.alignment or (spoken and spoken.heard):
+            generation.decoder_ids, generation.heard = ids[:], spoken.heard if spoken else 0
+        return generation, sequence
+
+    def _branches(
+        self,
+        rules: RequestRules,
+        tells: str,
+        ids: Sequence[int],
+        begun: Sequence[int],
+        first: SamplingState,
+        most: int,
+        forced: Forced,
+        quiet: bool,
+    ) -> list[Branch]:
+        parameters = rules.parameters
+        # What every text of the decoder begins with is no part of it; the source even less.
+        shown, prefix = ((), begun[1:]) if self._encodes else (ids, begun)
+        text: TextStream = _SILENCE
+        stop, forced_end = rules.unstopped, most - 1 in forced
+        branches = []
+        for index in range(rules.answers):
+            if tells != "ids" or parameters.stop:
+                skips = parameters.skip_special_tokens
+                text = self._detokenizer.start(shown, skip_special_tokens=skips)
+            if parameters.stop:
+                includes = parameters.include_stop_str_in_output
+                stop = StopMatcher(rules.strings, include_stop=includes)
+            continuation = Continuation(
+                index,
+                text,
+                prefix,
+                stop,
+                rules.stop_tokens,
+                parameters.min_new_tokens,
+                most,
+                forced_end=forced_end,
+            )
+            own = first  # that of a search is of all its texts
+            if index and rules.search is None:
+                own = first.fork(seed_of(first.seed, index))
+            branches.append(Branch(continuation, own, quiet, asked=tells == "asked"))
+        return branches
 
     def _check_alignment(self, parameters: GenerationParameters, target: int, source: int) -> None:
         """InvalidInput where texts of up to `target` tokens are longer than one pass may be, or
@@ -206,13 +187,34 @@ class RequestPreparation:
         raise InvalidInput("alignment", got, wanted, remedy)
 
 
+def _sampling(
+    rules: RequestRules,
+    ids: Sequence[int],
+    source_ids: Sequence[int],
+    forced: Forced,
+    spoken: Spoken | None,
+) -> SamplingState:
+    """Of a request's first text, or of its search."""
+    parameters = rules.parameters
+    seed = 0 if parameters.seed is None else parameters.seed
+    if parameters.seed is None and not parameters.greedy:  # others draw nothing
+        seed = secrets.randbits(63)
+    return SamplingState(
+        rules.sampling,
+        ids,
+        seed,
+        forced,
+        source_ids,
+        spoken.mask if spoken else None,
+        judged=spoken is not None and spoken.judged,
+    )
+
+
 def _forced(
     bos: int | None, eos: Sequence[int] | None, most: int, suppressed: Sequence[int]
 ) -> Forced:
     """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
     InvalidInput where they are all `suppressed`, as transformers refuses it."""
-    if bos is None and not eos:
-        return {}
     wanted = {} if bos is None else {0: [bos]}
     if eos:
         wanted[most - 1] = [*eos]

@@ -86,9 +86,14 @@ class SamplingState:
         before it than how many there are."""
         return not self.looks_back and self.new_tokens not in self._read_first
 
+    @property
+    def next_forced(self) -> Sequence[int] | None:
+        """Of which one comes next, where no logits decide it."""
+        return self.forced.get(self.new_tokens)
+
     def forced_token(self) -> int | None:
         """The next one, where no logits decide it."""
-        tokens = self.forced.get(self.new_tokens)
+        tokens = self.next_forced
         if tokens is None:
             return None
         if self.parameters.greedy or len(tokens) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from fusewire.engine.source_pages import SourcePages
+from fusewire.engine.source_pages import Source, SourcePages
 
 _NAME_BYTES = 32  # a collision would show one client another's context: nobody can make one
 
@@ -19,9 +19,9 @@ class PageNames:
     of the source stands in place of the former, or nothing.
     """
 
-    def __init__(self, page_size: int, source_name: bytes = b"") -> None:
+    def __init__(self, page_size: int, source: Source | None = None) -> None:
         self._page_size = page_size
-        self._source_name = source_name
+        self._source = source
         self._names: list[bytes] = []
 
     def name(self, page: int, token_ids: Sequence[int]) -> bytes:
@@ -29,17 +29,23 @@ class PageNames:
         while len(self._names) <= page:
             first = len(self._names) * self._page_size
             ids = array("q", token_ids[first : first + self._page_size]).tobytes()
-            before = self._names[-1] if self._names else self._source_name
-            self._names.append(blake2b(before + ids, digest_size=_NAME_BYTES).digest())
+            self._names.append(blake2b(self._before + ids, digest_size=_NAME_BYTES).digest())
         return self._names[page]
 
+    @property
+    def _before(self) -> bytes:
+        """The name that the next one starts from."""
+        if self._names:
+            return self._names[-1]
+        return b"" if self._source is None else self._source.name
+
     def copy(self) -> PageNames:
-        twin = PageNames(self._page_size, self._source_name)
+        twin = PageNames(self._page_size, self._source)
         twin._names = self._names[:]
         return twin
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SequencePages:
     """What a sequence has of the cache: page table[i] holds its positions i * page_size on."""
 

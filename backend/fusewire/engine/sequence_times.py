@@ -25,6 +25,8 @@ class SequenceTimes:
         self.max_sequences = max_sequences
         self.pages, self.page_size = pages, page_size
         self._generated = self._allowed = 0.0
+        # Of the tokens that were allowed: those that were generated, where that is known.
+        self.share = 1.0
         # The times between steps, prompts and the host's work among them, and what steps of so many
         # sequences cost alone.
         self._between_s = self._steps_s = 0.0
@@ -34,15 +36,11 @@ class SequenceTimes:
         """One has ended."""
         return self._allowed > 0
 
-    @property
-    def share(self) -> float:
-        """Of the tokens that were allowed: those that were generated, where that is known."""
-        return self._generated / self._allowed if self._allowed else 1.0
-
     def ended(self, most_new: int, generated: int) -> None:
         """One generated so many, of as many as it might."""
         self._generated = _DECAY * self._generated + generated
         self._allowed = _DECAY * self._allowed + most_new
+        self.share = self._generated / self._allowed if self._allowed else 1.0
 
     def stepped(self, alone_s: float, seconds: float) -> None:
         """Sequences that ran got their next token so long after the one before, in a step of so

@@ -22,30 +22,45 @@ _NAME_BYTES = 32
 
 
 class Source:
-    """The tokens that an encoder reads for a sequence, also as an array `ids`, and their `name`,
-    BLAKE2b-256 of that, or of the `features` of sound: pages of its own are named by it, and those
-    of the decoder's tokens start from it."""
+    """The tokens that an encoder reads for a sequence, or the `features` of a sound."""
 
     def __init__(
         self, token_ids: Sequence[int], features: NDArray[np.float32] | None = None
     ) -> None:
         self.token_ids = token_ids
         self.features = features
-        self.ids = np.array(token_ids, np.int64)
-        read, person = self.ids.tobytes(), b"source"
-        if features is not None:
-            read, person = features.tobytes(), b"sound"
-        self.name = blake2b(read, digest_size=_NAME_BYTES, person=person).digest()
+        # Once they were asked for.
+        self._packed: bytes | None = None
+        self._name: bytes | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def packed(self) -> bytes:
+        """The tokens as int64."""
+        if self._packed is None:
+            self._packed = array("q", self.token_ids).tobytes()
+        return self._packed
+
+    @property
+    def name(self) -> bytes:
+        """BLAKE2b-256 of the tokens, or of the features: pages of its own are named by it, and
+        those of the decoder's tokens start from it."""
+        if self._name is None:
+            if self.features is None:
+                read, person = self.packed, b"source"
+            else:
+                read, person = self.features.tobytes(), b"sound"
+            self._name = blake2b(read, digest_size=_NAME_BYTES, person=person).digest()
+        return self._name
 
     def page_name(self, page: int) -> bytes:
         """Longer than a name of a decoder's page, so never equal to one."""
         return self.name + page.to_bytes(4, "little")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SourcePages:
     """The pages of one source, which a sequence has together with its forks, and with those that
     began in the same step with an equal one: table[i] holds the positions i * page_size on."""
@@ -61,6 +76,11 @@ class SourcePages:
         return len(self.source) if self.stored else 0
 
 
+# Of a source: its pages that are stored, or those of an equal one that this step's encoder pass
+# fills, or none.
+Found = list[int] | SourcePages | None
+
+
 class SourceCache:
     """Takes pages of a pool for sources, and finds those of sources stored before."""
 
@@ -73,31 +93,42 @@ class SourceCache:
     def pages_for(self, source: Source) -> int:
         return -(-len(source) // self._page_size)
 
-    def find(self, source: Source) -> list[int]:
+    def has(self, source: Source) -> bool:
+        """Whether it is stored, or will be by this step's encoder pass."""
+        return self._prefix_caching and (source.name in self._coming or bool(self._find(source)))
+
+    def find(self, source: Source) -> tuple[Found, int]:
+        """What there is of it, and how many of the available pages it takes."""
+        if self._prefix_caching:
+            coming = self._coming.get(source.name)
+            if coming is not None:
+                return coming, 0
+            if found := self._find(source):
+                return found, self._pool.idle_among(found)
+        return None, self.pages_for(source)
+
+    def _find(self, source: Source) -> list[int]:
         """All of its pages, or none."""
         found: list[int] = []
-        if self._prefix_caching:
-            for place in range(self.pages_for(source)):
-                page = self._pool.find(source.page_name(place))
-                if page is None:
-                    return []
-                found.append(page)
+        for place in range(self.pages_for(source)):
+            page = self._pool.find(source.page_name(place))
+            if page is None:
+                return []
+            found.append(page)
         return found
 
-    def coming(self, source: Source) -> bool:
-        """Whether the encoder pass of this step stores it."""
-        return source.name in self._coming
-
-    def admit(self, source: Source, found: list[int]) -> SourcePages:
-        """With the pages `found` just now; without any with pages that an encoder pass is to
-        fill, those of an equal source where it is coming. There are enough available."""
-        if (coming := self._coming.get(source.name)) is not None:
-            coming.readers += 1
-            return coming
-        self._pool.share(found)
-        table = found or self._pool.take(self.pages_for(source))
-        pages = SourcePages(source, array("i", table), stored=bool(found))
-        if self._prefix_caching and not found:
+    def admit(self, source: Source, found: Found) -> SourcePages:
+        """With what was `found` just now; else with pages that an encoder pass is to fill. There
+        are enough available."""
+        if isinstance(found, SourcePages):
+            found.readers += 1
+            return found
+        if found is not None:
+            self._pool.share(found)
+            return SourcePages(source, array("i", found), stored=True)
+        table = array("i", self._pool.take(self.pages_for(source)))
+        pages = SourcePages(source, table, stored=False)
+        if self._prefix_caching:
             self._coming[source.name] = pages
         return pages
 
@@ -117,6 +148,6 @@ class SourceCache:
         room."""
         pages.readers -= 1
         if not pages.readers:
-            if self._coming.get(pages.source.name) is pages:
+            if self._coming and self._coming.get(pages.source.name) is pages:
                 del self._coming[pages.source.name]
             self._pool.release(pages.table)

@@ -37,7 +37,11 @@ class TenantQueues(Generic[T]):
             least = min((self.served[other] for other in self.queues), default=0.0)
             self.queues[tenant] = []
             self.served[tenant] = max(self.served.get(tenant, 0.0), least)
-        insort(self.queues[tenant], item, key=self._rank)
+        queue, rank = self.queues[tenant], self._rank
+        if not queue or rank(queue[-1]) <= rank(item):  # as most come
+            queue.append(item)
+        else:
+            insort(queue, item, key=rank)
 
     def charge(self, item: T, seconds: float) -> None:
         """Its tenant, which waits, had so many seconds."""
@@ -45,14 +49,17 @@ class TenantQueues(Generic[T]):
 
     def remove(self, item: T) -> None:
         """It may have gone already."""
-        tenant, rank = self._tenant(item), self._rank(item)
-        queue = self.queues.get(tenant, [])
-        is_first = bool(queue) and queue[0] is item  # as one whose turn it is
-        at = 0 if is_first else bisect_left(queue, rank, key=self._rank)
-        while at < len(queue) and queue[at] is not item:
-            at += 1
-        if at == len(queue):
+        tenant = self._tenant(item)
+        queue = self.queues.get(tenant)
+        if queue is None:
             return
+        at = 0
+        if queue[0] is not item:  # as one is whose turn it is
+            at = bisect_left(queue, self._rank(item), key=self._rank)
+            while at < len(queue) and queue[at] is not item:
+                at += 1
+            if at == len(queue):
+                return
         del queue[at]
         if not queue:
             del self.queues[tenant]

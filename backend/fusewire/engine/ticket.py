@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ticket:
     num_input_tokens: int
     deadline: float | None  # see protocol.py

@@ -129,7 +129,8 @@ def _prompt(
     if ids.dtype != np.int64 or ids.ndim != 1:
         got = f"{ids.dtype} of shape {list(ids.shape)}"
         raise InvalidInput("input_ids", got, "int64 of shape [length]", "send one prompt's ids")
-    return [int(token) for token in ids]
+    found: list[int] = ids.tolist()
+    return found
 
 
 def sent_parameters(
@@ -137,11 +138,13 @@ def sent_parameters(
 ) -> dict[str, Any]:
     """Those of the tensor, and of the request's own those that it does not name. A null names
     none."""
-    own = read_object("parameters", json.dumps(parameters).encode())
+    own = read_object("parameters", json.dumps(parameters).encode()) if parameters else {}
     if FIELD not in inputs:
         return own
     text = decoded(FIELD, single(inputs, FIELD), "").encode()
     values = {name: value for name, value in read_object(FIELD, text).items() if value is not None}
+    if not own:
+        return values
     named = {canonical(name) for name in values}
     return {**{n: v for n, v in own.items() if canonical(n) not in named}, **values}
 

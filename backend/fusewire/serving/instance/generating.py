@@ -124,7 +124,8 @@ class Generating:
         wanted: GenerateRequest = (
             read_transcription(*given, sound, begins) if sound else read(*given, self._chat)
         )
-        wanted = replace(wanted, tenant=request.tenant)
+        if request.tenant:
+            wanted = replace(wanted, tenant=request.tenant)
         metrics = None if request.probe else self._metrics
         response.content = Texts(wanted, engine, metrics, arrived)
         response.begin(engine, wanted, due(wanted.parameters))
