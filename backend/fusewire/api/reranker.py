@@ -34,7 +34,7 @@ class Reranker(TextModel):
     def _loaded(self) -> None:
         classifier = self._engine.model
         self._labels = len(classifier.id2label)
-        self._function = score_function(classifier.config, self._labels)
+        self._function = score_function(self._folder, classifier.config, self._labels)
 
     def predict(
         self,

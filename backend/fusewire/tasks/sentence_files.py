@@ -21,7 +21,7 @@ from fusewire.weights.folder import JSON_LIMIT_BYTES
 
 MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
-_PROMPTS = "config_sentence_transformers.json"
+MODEL = "config_sentence_transformers.json"
 
 _STEPS = ("Pooling", "Dense", "Normalize")  # in this order
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
@@ -167,15 +167,15 @@ def _pooling(folder: Path, name: str) -> tuple[str, bool]:
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     """(prompts by name, the name of the default one)."""
-    config = read_json(folder, _PROMPTS) or {}
+    config = read_json(folder, MODEL) or {}
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise CheckpointError(
-            f"{_PROMPTS}: prompts: got {repr(prompts)[:80]}, wanted texts by name; correct the file"
+            f"{MODEL}: prompts: got {repr(prompts)[:80]}, wanted texts by name; correct the file"
         )
     if default is not None and default not in prompts:
         raise CheckpointError(
-            f"{_PROMPTS}: default_prompt_name: got {default!r}, wanted a name in `prompts`; "
+            f"{MODEL}: default_prompt_name: got {default!r}, wanted a name in `prompts`; "
             "correct the file"
         )
     return prompts, default
@@ -183,10 +183,10 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 
 def _similarity(folder: Path) -> str:
     """sentence-transformers wrote none, or null, before it knew more than one."""
-    name = (read_json(folder, _PROMPTS) or {}).get("similarity_fn_name") or SIMILARITIES[0]
+    name = (read_json(folder, MODEL) or {}).get("similarity_fn_name") or SIMILARITIES[0]
     if name not in SIMILARITIES:
         raise CheckpointError(
-            f"{_PROMPTS}: similarity_fn_name: got {name!r}, wanted one of "
+            f"{MODEL}: similarity_fn_name: got {name!r}, wanted one of "
             f"{', '.join(SIMILARITIES)}; correct the file"
         )
     return str(name)

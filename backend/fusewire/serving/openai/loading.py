@@ -120,7 +120,8 @@ def _encoder(name: str, task: str, folder: Path, settings: EngineSettings) -> En
     most = blueprint.max_length
     files = SentenceFiles.read(folder) if task == EMBED else SentenceFiles()
     labels = len(Config(config).labels())
-    function = score_function(config, labels) if task == CLASSIFY and labels == 1 else ""
+    ranks = task == CLASSIFY and labels == 1
+    function = score_function(folder, config, labels) if ranks else ""
     width = files.embedding_size(blueprint.hidden_size)
     workers = _ready(TextWorkers(folder, max_length=most, lowercase=files.lowercase))
     named = files.max_length or workers.description()["max_length"]
