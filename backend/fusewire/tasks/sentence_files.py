@@ -15,6 +15,7 @@ from typing import Any
 
 from fusewire.errors import CheckpointError, InvalidInput, sent
 from fusewire.models.blueprint import Dense
+from fusewire.models.task_heads import EmbeddingOptions
 from fusewire.tasks.sentence_dense import read_dense, weight_file
 from fusewire.weights import file_in, read_json
 from fusewire.weights.folder import JSON_LIMIT_BYTES
@@ -51,6 +52,7 @@ class SentenceFiles:
     pools_prompts: bool = True
     similarity: str = SIMILARITIES[0]
     dense: tuple[Dense, ...] = ()  # between pooling and scaling
+    truncate_dim: int | None = None  # so many first numbers of a scaled vector
 
     @staticmethod
     def read(folder: Path) -> SentenceFiles:
@@ -90,13 +92,25 @@ class SentenceFiles:
         return SentenceFiles(
             pooling,
             normalize,
-            _length(settings.get("max_seq_length")),
+            _whole(_SETTINGS, "max_seq_length", settings.get("max_seq_length")),
             settings.get("do_lower_case") is True,
             prompts,
             default,
             include_prompt,
             _similarity(folder),
             tuple(dense),
+            _whole(MODEL, "truncate_dim", (read_json(folder, MODEL) or {}).get("truncate_dim")),
+        )
+
+    def options(
+        self, pooling: str | None = None, normalize: bool | None = None
+    ) -> EmbeddingOptions:
+        """How vectors are made; None: as the folder says."""
+        return EmbeddingOptions(
+            pooling or self.pooling,
+            self.normalize if normalize is None else normalize,
+            self.truncate_dim,
+            rescale=normalize is True,
         )
 
     def embedding_size(self, hidden_size: int) -> int:
@@ -110,7 +124,7 @@ class SentenceFiles:
                     "comes before it; is it another model's?"
                 )
             size = dense.outputs
-        return size
+        return size if self.truncate_dim is None else min(size, self.truncate_dim)
 
     def prompt(self, name: str | None) -> str:
         """What stands before a text: the prompt of that name, else the folder's default, else
@@ -192,13 +206,12 @@ def _similarity(folder: Path) -> str:
     return str(name)
 
 
-def _length(value: object) -> int | None:
+def _whole(file: str, key: str, value: object) -> int | None:
     if value is None:
         return None
     if type(value) is not int or value < 1:
         raise CheckpointError(
-            f"{_SETTINGS}: max_seq_length: got {value!r}, wanted a whole number of at least 1; "
-            "correct the file"
+            f"{file}: {key}: got {value!r}, wanted a whole number of at least 1; correct the file"
         )
     return value
 
