@@ -68,6 +68,23 @@ def test_what_sentence_transformers_saves_is_scored_alike(
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
 
 
+def test_the_default_prompt_stands_before_the_query(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, 1)
+    reference = sentence_transformers.CrossEncoder(str(folder), device="cpu", max_length=64)
+    reference.save_pretrained(str(folder))
+    told = {"prompts": {"ask": "Is it so that "}, "default_prompt_name": "ask"}
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | told))
+    theirs = sentence_transformers.CrossEncoder(str(folder), device="cpu")
+    if not getattr(theirs, "prompts", None):
+        pytest.skip("sentence-transformers 6 and later have prompts of pairs")
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    wanted = theirs.predict(pairs)
+    assert not np.allclose(wanted, reference.predict(pairs), atol=PIPELINE_SCORE)
+    found = fusewire.Reranker(folder, device="cpu").predict(pairs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
+
+
 def test_documents_are_ranked_as_by_a_cross_encoder(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, 1)
     reference = sentence_transformers.CrossEncoder(str(folder), device="cpu", max_length=64)

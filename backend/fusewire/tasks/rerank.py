@@ -8,7 +8,7 @@ from typing import Any
 
 from fusewire.errors import CheckpointError
 from fusewire.settings import ScoreFunction
-from fusewire.tasks.sentence_files import MODEL
+from fusewire.tasks.sentence_files import MODEL, prompts_of
 from fusewire.weights import read_json
 
 _FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid"}
@@ -27,6 +27,12 @@ def score_function(folder: Path, config: Mapping[str, Any], labels: int) -> Scor
             f"{' or '.join(_FUNCTIONS)}; remove it, and apply the function to the logits yourself"
         )
     return _FUNCTIONS[function]
+
+
+def query_prompt(folder: Path) -> str:
+    """What stands before the first text of each pair."""
+    prompts, default = prompts_of(folder)
+    return "" if default is None else prompts[default]
 
 
 def _named(folder: Path, config: Mapping[str, Any]) -> tuple[str, object]:

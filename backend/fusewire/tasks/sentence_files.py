@@ -84,7 +84,7 @@ class SentenceFiles:
             elif kind == "Normalize":
                 normalize = True
         settings = read_json(folder, _SETTINGS) or {}
-        prompts, default = _prompts(folder)
+        prompts, default = prompts_of(folder)
         if any(prompts.values()) and not include_prompt:
             raise _unsupported(
                 "prompts that pooling leaves out (include_prompt false)", "pooling over them"
@@ -179,7 +179,7 @@ def _pooling(folder: Path, name: str) -> tuple[str, bool]:
     return POOLING_MODES[modes[0]], config.get("include_prompt", True) is not False
 
 
-def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
     """(prompts by name, the name of the default one)."""
     config = read_json(folder, MODEL) or {}
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
