@@ -54,10 +54,9 @@ class FusewireError(Exception):
     """Base of all errors that fusewire raises deliberately. One that several requests get is copied
     for each: an error collects the tracebacks of all who raise it."""
 
-    def __copy__(self) -> Self:
-        twin = type(self).__new__(type(self), *self.args)
-        twin.__dict__.update(self.__dict__)
-        return twin
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copied and pickled by its message: the arguments of its kind are not kept."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class InvalidInput(FusewireError):

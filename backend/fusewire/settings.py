@@ -81,8 +81,8 @@ class Settings(StrictSettings):
     threads: int = Field(
         default=0,
         ge=0,
-        le=1024,
-        description="CPU threads of kernels and tokenizer; 0: one per core.",
+        le=256,
+        description="CPU threads of kernels and tokenizer; 0: one per core, 256 at most.",
         json_schema_extra={"group": "model"},
     )
     dtype: Dtype = Field(

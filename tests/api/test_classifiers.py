@@ -9,6 +9,7 @@ from pathlib import Path
 import fusewire
 import numpy as np
 import pytest
+import torch
 import transformers
 from fusewire.errors import CheckpointError, InvalidInput
 
@@ -49,6 +50,39 @@ def test_scores_are_those_of_a_cross_encoder(tmp_path: Path, labels: int, config
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
     np.testing.assert_allclose(ours.predict(pairs[0]), wanted[0], rtol=1e-5, atol=PIPELINE_SCORE)
     assert len(ours.predict([])) == 0
+
+
+@pytest.mark.parametrize("function", [torch.nn.Identity(), torch.nn.Sigmoid()])
+@pytest.mark.parametrize("labels", [1, 3])
+def test_what_sentence_transformers_saves_is_scored_alike(
+    tmp_path: Path, labels: int, function: torch.nn.Module
+) -> None:
+    made = folder_with(tmp_path / "made", labels)
+    saved = tmp_path / "saved"
+    sentence_transformers.CrossEncoder(
+        str(made), device="cpu", max_length=64, activation_fn=function
+    ).save_pretrained(str(saved))
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    wanted = sentence_transformers.CrossEncoder(str(saved), device="cpu").predict(pairs)
+    found = fusewire.Reranker(saved, device="cpu").predict(pairs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
+
+
+def test_the_default_prompt_stands_before_the_query(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, 1)
+    reference = sentence_transformers.CrossEncoder(str(folder), device="cpu", max_length=64)
+    reference.save_pretrained(str(folder))
+    told = {"prompts": {"ask": "Is it so that "}, "default_prompt_name": "ask"}
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | told))
+    theirs = sentence_transformers.CrossEncoder(str(folder), device="cpu")
+    if not getattr(theirs, "prompts", None):
+        pytest.skip("sentence-transformers 6 and later have prompts of pairs")
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    wanted = theirs.predict(pairs)
+    assert not np.allclose(wanted, reference.predict(pairs), atol=PIPELINE_SCORE)
+    found = fusewire.Reranker(folder, device="cpu").predict(pairs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
 
 
 def test_documents_are_ranked_as_by_a_cross_encoder(tmp_path: Path) -> None:

@@ -113,6 +113,20 @@ def test_similarities_are_those_of_sentence_transformers(tmp_path: Path, name: s
             ours.similarity(a, no_numbers)
 
 
+@pytest.mark.parametrize("given", [{}, {"normalize_embeddings": True}, {"truncate_dim": 16}])
+def test_a_folder_may_keep_the_first_numbers_alone(
+    tmp_path: Path, minilm: Path, given: dict
+) -> None:
+    made = sentence_transformers.SentenceTransformer(str(minilm), device="cpu", truncate_dim=32)
+    made.save_pretrained(str(tmp_path))
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    if theirs.truncate_dim is None:
+        pytest.skip("sentence-transformers 6 and later save it")
+    ours = fusewire.Embedder(tmp_path, device="cpu")
+    same(ours.encode(SENTENCES, **given), theirs.encode(SENTENCES, **given))
+    assert ours.get_embedding_dimension() == 32
+
+
 def test_order_is_kept_through_batches(minilm: Path) -> None:
     """Micro-batches of few tokens, in calls of few requests: many of each."""
     small = fusewire.Embedder(minilm, max_batch_tokens=64)

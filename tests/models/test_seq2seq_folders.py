@@ -125,6 +125,16 @@ def test_a_flan_folder_has_a_head_of_its_own_and_does_not_scale(tmp_path):
         assert np.abs(got - other).max() <= MODEL_FP32
 
 
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+def test_a_head_of_its_own_reads_what_is_not_scaled(tmp_path, model_type):
+    tiny_seq2seq(tmp_path, model_type)
+    edit_config(tmp_path, scale_decoder_outputs=..., tie_word_embeddings=...)
+    scaled = logits(tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=False)
+    for got, other in zip(logits(tmp_path), scaled, strict=True):
+        np.testing.assert_allclose(got, other * 48**0.5, rtol=1e-4, atol=MODEL_FP32)
+
+
 @pytest.mark.parametrize("model_type", ["bart", "marian"])
 def test_a_bias_of_the_logits_that_is_not_stored_is_zero(tmp_path, model_type):
     tiny_seq2seq(tmp_path, model_type)

@@ -133,7 +133,7 @@ def test_a_folder_is_served_asked_and_cleared_away(
     # As the repository is committed: an entry without weights.
     shutil.copytree(COMMITTED, tmp_path, ignore=lambda folder, names: {"1"}, dirs_exist_ok=True)
     began = time.monotonic()
-    server = serving(f"minilm={minilm}", tmp_path)
+    server = serving(f"minilm={minilm}", tmp_path, "--host=localhost")
     ready = server.event()
     assert time.monotonic() - began < 10  # the promise, from the command to ready
     assert ready["models"] == ["minilm"]

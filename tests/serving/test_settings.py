@@ -49,6 +49,7 @@ def test_the_engine_gets_its_share() -> None:
         ({"task": "embed", "truncate": "perhaps"}, ["truncate", "'perhaps'", "boolean"]),
         ({"task": "embed", "max_length": "long"}, ["max_length", "'long'", "integer"]),
         ({"task": "embed", "max_length": "0"}, ["max_length", "'0'", "greater than or equal to 1"]),
+        ({"task": "embed", "threads": "257"}, ["threads", "'257'", "less than or equal to 256"]),
         ({"task": "embed", "pooling": "median"}, ["pooling", "'median'", "'mean'"]),
         ({"task": "embed", "dtype": "int4"}, ["dtype", "'int4'", "'float32'"]),
     ],

@@ -82,6 +82,20 @@ def test_truncation_and_padding_inside_tokenizer_json_are_switched_off(deploy):
     assert 0 not in encoding.attention_mask
 
 
+@pytest.mark.parametrize("split", [True, False])
+def test_special_tokens_that_a_text_spells_are_split_where_the_folder_says(deploy, tmp_path, split):
+    folder = tmp_path / "split"
+    shutil.copytree(deploy("bert", "hidden").folder, folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"split_special_tokens": split}
+    path.write_text(json.dumps(config))
+    wanted = transformers.AutoTokenizer.from_pretrained(folder)("a [SEP] b").input_ids
+    for tokenizer in (Tokenizer.load(folder), Tokenizer.load(folder).twin()):
+        [encoding] = tokenizer.encode(["a [SEP] b"], offsets=False)
+        assert encoding.ids == wanted
+        assert encoding.ids.count(tokenizer.sep_id) == (1 if split else 2)
+
+
 @pytest.mark.parametrize("named", ["BertTokenizer", "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize(
     "switches",

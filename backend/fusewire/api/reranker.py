@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fusewire.api.arguments import check_top_k, listed
 from fusewire.api.text_model import TextModel
 from fusewire.errors import InvalidInput, type_name
-from fusewire.tasks.rerank import score_function
+from fusewire.tasks.rerank import query_prompt, score_function
 
 
 class Ranked(TypedDict):
@@ -34,7 +34,8 @@ class Reranker(TextModel):
     def _loaded(self) -> None:
         classifier = self._engine.model
         self._labels = len(classifier.id2label)
-        self._function = score_function(classifier.config, self._labels)
+        self._function = score_function(self._folder, classifier.config, self._labels)
+        self._prompt = query_prompt(self._folder)
 
     def predict(
         self,
@@ -71,7 +72,7 @@ class Reranker(TextModel):
         if not many:
             return np.empty((0,) if self._labels == 1 else (0, self._labels), np.float32)
         scores = self._rows(
-            [query for query, _ in many],
+            [self._with_prompt(query) for query, _ in many],
             [document for _, document in many],
             "scores",
             parameters={"truncate": True, "function_to_apply": self._function},
@@ -82,6 +83,9 @@ class Reranker(TextModel):
             scores = scores[:, 0]
         found: NDArray[np.float32] | np.float32 = scores[0] if one else scores
         return found
+
+    def _with_prompt(self, query: Any) -> Any:
+        return self._prompt + query if isinstance(query, str) else query
 
     def rank(
         self,

@@ -31,11 +31,8 @@ MAX_LENGTH = 8192
 
 
 def t5(config: Config) -> Blueprint:
-    """Layers share the first one's bias. v1.1 says by its tie_word_embeddings that logits are not
-    scaled; files of transformers 5 say so by its own name."""
-    tied = config.flag("tie_word_embeddings", True)
-    scaled = config.flag("scale_decoder_outputs", tied)
-    return _blueprint(config, "relu", shared_bias=True, scaled=scaled)
+    """Layers share the first one's bias."""
+    return _blueprint(config, "relu", shared_bias=True, scaled=_scaled(config))
 
 
 def mt5(config: Config) -> Blueprint:
@@ -44,7 +41,14 @@ def mt5(config: Config) -> Blueprint:
 
 def umt5(config: Config) -> Blueprint:
     """Each layer has a bias of its own."""
-    return _blueprint(config, "gated-gelu", shared_bias=False, scaled=True, decoder_start=0)
+    scaled = _scaled(config)
+    return _blueprint(config, "gated-gelu", shared_bias=False, scaled=scaled, decoder_start=0)
+
+
+def _scaled(config: Config) -> bool:
+    """v1.1 and UMT5 say by their tie_word_embeddings that logits are not scaled; files of
+    transformers 5 say so by its own name."""
+    return config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
 
 
 def _blueprint(

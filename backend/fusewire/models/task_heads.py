@@ -47,6 +47,8 @@ def sequence_logits(model: EncoderModel) -> TaskHead:
 class EmbeddingOptions(NamedTuple):
     pooling: str  # as `kernels.pool` names it
     normalize: bool  # to length 1 (L2)
+    size: int | None = None  # so many first numbers, which are no longer of length 1
+    rescale: bool = False  # these to length 1
 
 
 class Embedding:
@@ -86,7 +88,12 @@ class Embedding:
             out = self._dense.apply(out, None)
         if options.normalize:
             kernels.l2_normalize(out, out, place.stream)
-        return place.numpy(out)
+        vectors = place.numpy(out)
+        if options.size is not None:
+            vectors = np.ascontiguousarray(vectors[:, : options.size])
+            if options.rescale:
+                vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
 
 
 class LikeliestTokens:

@@ -167,7 +167,7 @@ class ComparedEmbedder(ComparedEncoder):
         files = SentenceFiles.read(self.folder)
         weights = dense_weights(self.folder, files.dense) if files.dense else None
         head = Embedding(place, self.model.hidden_size, files.dense, weights)
-        return head, EmbeddingOptions(files.pooling, files.normalize)
+        return head, files.options()
 
 
 def _padded(

@@ -89,9 +89,11 @@ def choose_ports(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.
 
 class Reserved:
     """Ports that nobody who asks for any free one is given until `close`, and that a server can
-    listen at meanwhile: their sockets are bound, do not listen, and let the address be reused."""
+    listen at meanwhile: their sockets are bound, do not listen, and let the address be reused.
+    `address`: the IPv4 address of the host. tritonserver listens nowhere by a name."""
 
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, address: str, sockets: Sequence[socket.socket]) -> None:
+        self.address = address
         self._sockets = sockets
         self.ports = [int(each.getsockname()[1]) for each in sockets]
 
@@ -122,6 +124,7 @@ def reserve(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) ->
                 f"host: got {host}, wanted an IPv4 address or a name of this machine "
                 f"({error.strerror}); use 127.0.0.1, or 0.0.0.0 for every address"
             ) from None
+        address = str(listener.getsockname()[0])
     first: dict[int, str] = {}
     for flag, port in ports:
         if port and first.setdefault(port, flag) != flag:
@@ -131,9 +134,11 @@ def reserve(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) ->
             )
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(bound(flag, host, port, deadline)) for flag, port in ports]
+        sockets = [
+            opened.enter_context(bound(flag, address, port, deadline)) for flag, port in ports
+        ]
         opened.pop_all()
-    return Reserved(sockets)
+    return Reserved(address, sockets)
 
 
 def bound(flag: str, host: str, port: int, deadline: float = 0.0) -> socket.socket:

@@ -56,11 +56,7 @@ class Embed(Task):
         return Embedding(place, hidden_size, dense, dense_weights(folder, dense))
 
     def head_options(self, settings: EngineSettings) -> EmbeddingOptions:
-        normalize = settings.normalize
-        return EmbeddingOptions(
-            settings.pooling or self._files.pooling,
-            self._files.normalize if normalize is None else normalize,
-        )
+        return self._files.options(settings.pooling, settings.normalize)
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         return {"embedding": np.stack([windows[0] for windows in results])}

@@ -15,13 +15,14 @@ from typing import Any
 
 from fusewire.errors import CheckpointError, InvalidInput, sent
 from fusewire.models.blueprint import Dense
+from fusewire.models.task_heads import EmbeddingOptions
 from fusewire.tasks.sentence_dense import read_dense, weight_file
 from fusewire.weights import file_in, read_json
 from fusewire.weights.folder import JSON_LIMIT_BYTES
 
 MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
-_PROMPTS = "config_sentence_transformers.json"
+MODEL = "config_sentence_transformers.json"
 
 _STEPS = ("Pooling", "Dense", "Normalize")  # in this order
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
@@ -51,6 +52,7 @@ class SentenceFiles:
     pools_prompts: bool = True
     similarity: str = SIMILARITIES[0]
     dense: tuple[Dense, ...] = ()  # between pooling and scaling
+    truncate_dim: int | None = None  # so many first numbers of a scaled vector
 
     @staticmethod
     def read(folder: Path) -> SentenceFiles:
@@ -82,7 +84,7 @@ class SentenceFiles:
             elif kind == "Normalize":
                 normalize = True
         settings = read_json(folder, _SETTINGS) or {}
-        prompts, default = _prompts(folder)
+        prompts, default = prompts_of(folder)
         if any(prompts.values()) and not include_prompt:
             raise _unsupported(
                 "prompts that pooling leaves out (include_prompt false)", "pooling over them"
@@ -90,13 +92,25 @@ class SentenceFiles:
         return SentenceFiles(
             pooling,
             normalize,
-            _length(settings.get("max_seq_length")),
+            _whole(_SETTINGS, "max_seq_length", settings.get("max_seq_length")),
             settings.get("do_lower_case") is True,
             prompts,
             default,
             include_prompt,
             _similarity(folder),
             tuple(dense),
+            _whole(MODEL, "truncate_dim", (read_json(folder, MODEL) or {}).get("truncate_dim")),
+        )
+
+    def options(
+        self, pooling: str | None = None, normalize: bool | None = None
+    ) -> EmbeddingOptions:
+        """How vectors are made; None: as the folder says."""
+        return EmbeddingOptions(
+            pooling or self.pooling,
+            self.normalize if normalize is None else normalize,
+            self.truncate_dim,
+            rescale=normalize is True,
         )
 
     def embedding_size(self, hidden_size: int) -> int:
@@ -110,7 +124,7 @@ class SentenceFiles:
                     "comes before it; is it another model's?"
                 )
             size = dense.outputs
-        return size
+        return size if self.truncate_dim is None else min(size, self.truncate_dim)
 
     def prompt(self, name: str | None) -> str:
         """What stands before a text: the prompt of that name, else the folder's default, else
@@ -165,17 +179,17 @@ def _pooling(folder: Path, name: str) -> tuple[str, bool]:
     return POOLING_MODES[modes[0]], config.get("include_prompt", True) is not False
 
 
-def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
     """(prompts by name, the name of the default one)."""
-    config = read_json(folder, _PROMPTS) or {}
+    config = read_json(folder, MODEL) or {}
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise CheckpointError(
-            f"{_PROMPTS}: prompts: got {repr(prompts)[:80]}, wanted texts by name; correct the file"
+            f"{MODEL}: prompts: got {repr(prompts)[:80]}, wanted texts by name; correct the file"
         )
     if default is not None and default not in prompts:
         raise CheckpointError(
-            f"{_PROMPTS}: default_prompt_name: got {default!r}, wanted a name in `prompts`; "
+            f"{MODEL}: default_prompt_name: got {default!r}, wanted a name in `prompts`; "
             "correct the file"
         )
     return prompts, default
@@ -183,22 +197,21 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 
 def _similarity(folder: Path) -> str:
     """sentence-transformers wrote none, or null, before it knew more than one."""
-    name = (read_json(folder, _PROMPTS) or {}).get("similarity_fn_name") or SIMILARITIES[0]
+    name = (read_json(folder, MODEL) or {}).get("similarity_fn_name") or SIMILARITIES[0]
     if name not in SIMILARITIES:
         raise CheckpointError(
-            f"{_PROMPTS}: similarity_fn_name: got {name!r}, wanted one of "
+            f"{MODEL}: similarity_fn_name: got {name!r}, wanted one of "
             f"{', '.join(SIMILARITIES)}; correct the file"
         )
     return str(name)
 
 
-def _length(value: object) -> int | None:
+def _whole(file: str, key: str, value: object) -> int | None:
     if value is None:
         return None
     if type(value) is not int or value < 1:
         raise CheckpointError(
-            f"{_SETTINGS}: max_seq_length: got {value!r}, wanted a whole number of at least 1; "
-            "correct the file"
+            f"{file}: {key}: got {value!r}, wanted a whole number of at least 1; correct the file"
         )
     return value
 

@@ -100,6 +100,7 @@ class Tokenizer:
         if numbering is None:
             _follow_bert_switches(backend, config)
             _add_listed(backend, config)
+            backend.encode_special_tokens = config.get("split_special_tokens") is True
             added = backend.get_added_tokens_decoder()
             self.special_ids = frozenset(index for index, token in added.items() if token.special)
             self.languages = languages or Languages()

@@ -84,20 +84,21 @@ def test_ranking_passes_them_with_every_call() -> None:
 
     class Client:
         async def classify(self, *texts: Any, **given: Any) -> list[Any]:
-            asked.append(given)
+            asked.append({**given, "texts": texts})
             return [SimpleNamespace(scores=np.ones(1))] * 2
 
     async def count(*arguments: Any) -> int:
         return 5
 
     model: Any = SimpleNamespace(
-        name="m", task="classify", score_function="none", count=count, max_length=8,
-        request_settings=lambda parameters: EngineSettings(),
+        name="m", task="classify", score_function="none", query_prompt="ask: ", count=count,
+        max_length=8, request_settings=lambda parameters: EngineSettings(),
     )  # fmt: skip
     body = RerankRequest(query="q", documents=["a", "b"], timeout_seconds=1.5)
     asyncio.run(rerank(Client(), model, body, body.options({"tenant": "blue"})))  # type: ignore[arg-type]
     assert asked[0]["timeout_s"] == 1.5
     assert asked[0]["tenant"] == "blue"
+    assert asked[0]["texts"] == (["ask: q"] * 2, ["a", "b"])
 
 
 def test_each_prompt_of_a_generation_is_its_tenants() -> None:

@@ -73,7 +73,7 @@ class Api:
         self._endpoint = endpoint
         self._settings = settings
         self._keys = ApiKeys.of(settings.api_key_file)
-        self._hosts = Hosts(endpoint.host, settings.allowed_hosts)
+        self._hosts = Hosts(settings.host, settings.allowed_hosts)
         self._in_flight = InFlight()
 
     def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:

@@ -34,7 +34,7 @@ from fusewire.serving.openai.served import (
 from fusewire.serving.openai.transcriptions import OUTPUTS as OF_SOUND
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import GENERATE, GENERATING, TRANSCRIBE
-from fusewire.tasks.rerank import score_function
+from fusewire.tasks.rerank import query_prompt, score_function
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text_workers.workers import TextWorkers
 
@@ -120,12 +120,14 @@ def _encoder(name: str, task: str, folder: Path, settings: EngineSettings) -> En
     most = blueprint.max_length
     files = SentenceFiles.read(folder) if task == EMBED else SentenceFiles()
     labels = len(Config(config).labels())
-    function = score_function(config, labels) if task == CLASSIFY and labels == 1 else ""
+    ranks = task == CLASSIFY and labels == 1
+    function = score_function(folder, config, labels) if ranks else ""
+    prompt = query_prompt(folder) if ranks else ""
     width = files.embedding_size(blueprint.hidden_size)
     workers = _ready(TextWorkers(folder, max_length=most, lowercase=files.lowercase))
     named = files.max_length or workers.description()["max_length"]
     longest = settings.max_length or min(named or most, most)
-    return Encoder(name, task, workers, longest, settings, files, width, labels, function)
+    return Encoder(name, task, workers, longest, settings, files, width, labels, function, prompt)
 
 
 def _image_encoder(

@@ -114,6 +114,7 @@ async def _scores(
         **encoder_parameters(model, body.given(), body.truncate_prompt_tokens),
     }
     settings = model.request_settings(parameters)
+    pairs = [(model.query_prompt + query, document) for query, document in pairs]
     size = sum(len(query) + len(document) for query, document in pairs)
     if size > _MOST_CHARACTERS:
         got = f"{size} characters, a query counted with each of its {len(pairs)} documents"

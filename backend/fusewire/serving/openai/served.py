@@ -152,6 +152,7 @@ class Encoder(Served):
     width: int  # of an embedding
     labels: int  # of a classifier
     score_function: str  # of a classifier with one label
+    query_prompt: str = ""  # of such: before the first text of each pair
 
     def request_settings(self, parameters: Mapping[str, Any]) -> EngineSettings:
         """Of a request with these parameters; InvalidInput."""

@@ -87,7 +87,7 @@ class Server:
             # Kept: tritonserver binds them after it has loaded its models, at every start.
             reserved = self._cleared.enter_context(reserve(self.settings.host, wanted, wait_s))
             ports = reserved.ports
-            self.endpoint = Endpoint(self.settings.host, *ports[:3])
+            self.endpoint = Endpoint(reserved.address, *ports[:3])
             self._control = Control(self.endpoint, control_key, self.settings.start_timeout_s)
             self.pins = Pins(self._control)
             self.openai = self._gateway(ports[3], report) if ports[3:] else None
