@@ -29,10 +29,11 @@ def _speed(rows: Rows) -> str:
         "device / floor": "{times_floor:.2f}",
         "beams' share": "{beam_share:.1%}",
     }
+    beside = [each for each in _BESIDE if any(each[1] in row for row in rows)]
     headings = [
         *columns,
         *(f"{name} tokens/s" for name in others),
-        *(heading for heading, _, _ in _BESIDE),
+        *(heading for heading, _, _ in beside),
     ]
     found = {(row["model"], row["case"], row["system"]): row for row in rows}
     lines = [
@@ -51,7 +52,7 @@ def _speed(rows: Rows) -> str:
         for name in others:
             other = found.get((model, case, name))
             cells.append(f"{other['tokens_per_s']:,.0f}" if other else "")
-        cells += [form.format(own[key]) if key in own else "" for _, key, form in _BESIDE]
+        cells += [form.format(own[key]) if key in own else "" for _, key, form in beside]
         lines.append(f"| {model} {own['dtype']}, {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

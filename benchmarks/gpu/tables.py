@@ -320,7 +320,8 @@ def _cell(row: dict[str, Any] | None, key: str, form: str) -> str:
 def _where(rows: Rows) -> str:
     row = rows[-1]
     named = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-    place = f"{row['time'][:10]}, {row['gpu']}"
+    days = sorted({each["time"][:10] for each in rows})
+    place = f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {row['gpu']}"
     place += f", driver {row['driver']}, CUDA {row['cuda']}; " if "driver" in row else "; "
     if "matmul_tflops" in row:
         place += f"matmul {row['matmul_tflops']:.0f} TFLOP/s, copy {row['copy_tb_s']:.2f} TB/s; "
