@@ -129,8 +129,15 @@ MAY_IMPORT = {
         "engine.generation_queue",
         "engine.generation_sequence",
         "engine.generation_step",
+        "engine.groups_of_step",
         "engine.kv_cache",
         "engine.sequence_pages",
+    },
+    "engine.groups_of_step": {
+        "engine.beam_rows",
+        "engine.generation_sequence",
+        "engine.generation_step",
+        "engine.kv_cache",
     },
     "tasks": {
         "audio",

@@ -20,7 +20,7 @@ equal one is encoded in the same step.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 from fusewire.engine.beam_pasts import pasts_of
@@ -30,6 +30,7 @@ from fusewire.engine.decode_rows import DecodeRows
 from fusewire.engine.generation_queue import GenerationQueue
 from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
 from fusewire.engine.generation_step import Chunk, Step
+from fusewire.engine.groups_of_step import beams_of, pages_for_forks, returns, to_store
 from fusewire.engine.kv_cache import KvCache, OutOfPages
 from fusewire.engine.sequence_pages import SequencePages
 from fusewire.errors import ConfigurationError
@@ -120,9 +121,7 @@ class GenerationScheduler:
         step = Step(self._rows.decodes(), copies=copies, preempted=preempted, expired=expired)
         budget = self._continue(step)
         self._admit(step, budget)
-        step.resumed = [
-            group for group in self._groups if group.returning and self._returns(group, step)
-        ]
+        step.resumed = [group for group in self._groups if group.returning and returns(group, step)]
         return step
 
     def plan_ahead(self, step: Step, now: float) -> Step | None:
@@ -250,7 +249,7 @@ class GenerationScheduler:
             for sequence in [*self._rows.growing, *self._prompts]
             if sequence.pages is not None and sequence.left
         )
-        wanted += sum(self._for_forks(self._groups))
+        wanted += sum(pages_for_forks(self._groups, self._cache))
         if wanted <= self._cache.available:
             return None
         return max((each[-1] for each in (self._running, self._groups) if each), key=RANK)
@@ -292,10 +291,10 @@ class GenerationScheduler:
             if group.rows is not None:
                 step.groups.append(group)
             else:
-                for each in _to_store(group):
+                for each in to_store(group):
                     insort(prompts, each, key=RANK)
         if step.groups:
-            step.beams, reserved = self._beams_of(step.groups)
+            step.beams, reserved = beams_of(step.groups, self._cache)
             if any(reserved):
                 pages = [group.pages for group in step.groups if group.pages is not None]
                 self._cache.reserve_for_beams(pages, reserved)
@@ -335,7 +334,7 @@ class GenerationScheduler:
                 budget -= len(source.source)
                 if not budget:
                     return
-            for each in _to_store(sequence):
+            for each in to_store(sequence):
                 tokens = min(each.left, budget)
                 if tokens:  # for which it was given the pages
                     step.prompts.append(Chunk(each, each.stored, tokens))
@@ -424,42 +423,3 @@ class GenerationScheduler:
         self._stop(sequence)
         self._waiting.add(sequence)
         self.preemptions += 1
-
-    def _beams_of(self, groups: list[GenerationSequence]) -> tuple[int, list[int]]:
-        """Running beams, and pages for each one's fork behind the step; no list where none takes
-        any."""
-        first = groups[0].rows
-        if isinstance(first, BeamRowsOf) and first.step.are_of(groups):
-            rows = first.step
-            return rows.tokens.size, rows.pages_for_forks(1)
-        beams = sum(map(len, [group.rows for group in groups if group.rows is not None]))
-        return beams, self._for_forks(groups)
-
-    def _for_forks(self, groups: Iterable[GenerationSequence]) -> list[int]:
-        """Pages to reserve for the fork behind each group's step; one in which its prompt or its
-        pasts are stored has them."""
-        known: dict[tuple[int, int], int] = {}
-        found = []
-        for group in groups:
-            rows = group.rows
-            position = group.most_tokens if rows is None else rows.position
-            if position + 2 >= group.most_tokens:  # no beam goes on
-                found.append(0)
-                continue
-            key = position, group.beams
-            if key not in known:
-                known[key] = self._cache.pages_for_fork(position + 1, group.beams)
-            found.append(known[key])
-        return found
-
-    def _returns(self, group: GenerationSequence, step: Step) -> bool:
-        """Whether all that its beams had stored is stored after this step, and was not before."""
-        planned = {chunk.sequence: chunk.tokens for chunk in step.prompts}
-        return all(past.left == planned.get(past, 0) for past in group.returning)
-
-
-def _to_store(sequence: GenerationSequence) -> list[GenerationSequence]:
-    """What is to be stored before a sequence goes on: its prompt, or what its beams had stored."""
-    if not sequence.returning:
-        return [sequence]
-    return [past for past in sequence.returning if past.left and past.ready]
