@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #endif
 
+#include "core/gemm_part.h"
 #include "core/thread_buffer.h"
 #include "cpu/bfloat16.h"
 #include "cpu/gemm_tile.h"
@@ -155,24 +156,19 @@ void run(const GemmArguments& a) {
 
 // Some rows at a time become rows in the order of the weight's inputs, in memory that stays small.
 void run_ordered(const GemmArguments& product, void (*multiply)(const GemmArguments&)) {
-  constexpr int64_t kRows = 8 * kTaskRows;
-  GemmArguments a = product;
-  a.m = product.m < kRows ? product.m : kRows;
+  const int64_t rows = product.m < 8 * kTaskRows ? product.m : 8 * kTaskRows;
   auto* ordered =
-      static_cast<float*>(thread_buffer(static_cast<size_t>(a.m * a.k) * sizeof(float)));
-  a.x = {ordered, a.k};
-  for (int64_t first = 0; first < product.m; first += a.m) {
-    if (product.m - first < a.m) a.m = product.m - first;
-    const float* x = static_cast<const float*>(product.x.data) + first * product.x.stride;
+      static_cast<float*>(thread_buffer(static_cast<size_t>(rows * product.k) * sizeof(float)));
+  for (int64_t first = 0; first < product.m; first += rows) {
+    GemmArguments a = rows_from<float>(product, first);
+    if (a.m > rows) a.m = rows;
+    const float* x = moved<float>(product.x.data, first * product.x.stride);
     parallel_for(a.m, 1, [&](int64_t row, int64_t, int) {
       const float* from = x + row * product.x.stride;
       for (int64_t i = 0; i < a.k; ++i) ordered[row * a.k + i] = from[a.weight.order[i]];
     });
+    a.x = {ordered, a.k};
     multiply(a);
-    a.out = static_cast<float*>(a.out) + a.m * a.out_stride;
-    if (a.residual) {
-      a.residual = static_cast<const float*>(a.residual) + a.m * a.residual_stride;
-    }
   }
 }
 

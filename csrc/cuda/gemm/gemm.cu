@@ -8,11 +8,11 @@
 #include <type_traits>
 
 #include "core/allocator.h"
+#include "core/gemm_part.h"
 #include "core/raw_memory.h"
 #include "cuda/element.h"
 #include "cuda/gemm/cublaslt_gemm.h"
 #include "cuda/gemm/gemm_choice.h"
-#include "cuda/gemm/gemm_part.h"
 #include "cuda/gemm/int4_products.h"
 #include "cuda/gemm/int8_gemm.h"
 #include "cuda/gemm/plain_gemm.h"

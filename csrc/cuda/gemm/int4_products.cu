@@ -5,9 +5,9 @@
 // it first, in memory of the same kind.
 #include <algorithm>
 
+#include "core/gemm_part.h"
 #include "core/raw_memory.h"
 #include "cuda/element.h"
-#include "cuda/gemm/gemm_part.h"
 #include "cuda/gemm/int4_gemm.h"
 #include "cuda/gemm/int4_pack.h"
 #include "cuda/gemm/int4_products.h"

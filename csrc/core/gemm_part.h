@@ -4,7 +4,7 @@
 
 #include "core/gemm.h"
 
-namespace fusewire::cuda {
+namespace fusewire {
 
 template <class T>
 const T* moved(const void* data, int64_t by) {
@@ -28,4 +28,4 @@ GemmArguments rows_from(GemmArguments a, int64_t first) {
   return a;
 }
 
-}  // namespace fusewire::cuda
+}  // namespace fusewire
