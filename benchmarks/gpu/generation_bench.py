@@ -25,6 +25,12 @@ from benchmarks.records import Rows
 # place of the largest value.
 TIMES_PLAIN, ULPS = 2.0, 4
 
+
+def allowed_difference(plain: float, largest: float, dtype: torch.dtype) -> float:
+    """From fp32, of numbers up to `largest`, where the same op by op is off by `plain`."""
+    return TIMES_PLAIN * plain + ULPS * torch.finfo(dtype).eps * largest
+
+
 Side = Any  # name, stream, forward, output
 
 
@@ -51,11 +57,10 @@ class Bench:
         """What is right, and how far off from it is allowed."""
         exact = rival.plain_logits(self.weights, past, ids, torch.float32)
         plain = rival.plain_logits(self.weights, past, ids, self.place.torch_dtype)
-        allowed = TIMES_PLAIN * float((plain - exact).abs().max())
+        off, largest = float((plain - exact).abs().max()), float(exact.abs().max())
         del plain
         self.release()
-        eps = float(torch.finfo(self.place.torch_dtype).eps)
-        return exact, allowed + ULPS * eps * float(exact.abs().max())
+        return exact, allowed_difference(off, largest, self.place.torch_dtype)
 
     def forget(self) -> None:
         """What one case left behind."""

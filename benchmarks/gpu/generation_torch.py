@@ -41,10 +41,10 @@ class LayerWeights(NamedTuple):
             own, mlp = layer.self_attn, layer.mlp
             return cls(
                 (layer.input_layernorm.weight, None),
-                _joined(own.q_proj, own.k_proj, own.v_proj),
+                joined(own.q_proj, own.k_proj, own.v_proj),
                 (own.o_proj.weight, None),
                 (layer.post_attention_layernorm.weight, None),
-                _joined(mlp.gate_proj, mlp.up_proj),
+                joined(mlp.gate_proj, mlp.up_proj),
                 (mlp.down_proj.weight, None),
             )
         own, mlp = layer.attn, layer.mlp
@@ -59,8 +59,10 @@ class LayerWeights(NamedTuple):
         return LayerWeights(*(_to(pair, dtype) for pair in self))
 
 
-def _joined(*parts: Any) -> Pair:
-    return torch.cat([part.weight for part in parts]), None
+def joined(*parts: Any) -> Pair:
+    """Linear layers that read the same, as one; all have a bias, or none."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    return torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None
 
 
 def _to(pair: Pair, dtype: torch.dtype) -> Pair:

@@ -31,7 +31,7 @@ from fusewire.engine.generation_settings import GenerationSettings
 from benchmarks.gpu import seq2seq_models as usual
 from benchmarks.gpu import seq2seq_own as own
 from benchmarks.gpu import seq2seq_torch
-from benchmarks.gpu.generation_bench import TIMES_PLAIN, ULPS
+from benchmarks.gpu.generation_bench import allowed_difference
 from benchmarks.gpu.generation_models import GPU, Place
 from benchmarks.gpu.seq2seq_workload import SHAPES, Case, Shape, cases
 from benchmarks.gpu.timing import Contender, medians_ms
@@ -126,7 +126,7 @@ def _check(
         largest = max(largest, float(right.abs().max()))
         ahead = usual.log_probs(exact, source, text).sum() - right.sum()
         worse = max(worse, float(ahead) / new)
-    allowed = TIMES_PLAIN * plain + ULPS * float(torch.finfo(place.torch_dtype).eps) * largest
+    allowed = allowed_difference(plain, largest, place.torch_dtype)
     same = sum(a == b for a, b in zip(found.tokens, other, strict=True))
     print(
         f"{shape.name}: log-probabilities off by {off:.2g} (transformers {plain:.2g}, allowed "

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from benchmarks.gpu.generation_bench import TIMES_PLAIN, ULPS
+from benchmarks.gpu.generation_bench import allowed_difference
 from benchmarks.gpu.generation_models import Place
-from benchmarks.gpu.generation_torch import Attend, Pair, by_products, fastest
+from benchmarks.gpu.generation_torch import Attend, Pair, by_products, fastest, joined
 from benchmarks.gpu.seq2seq_workload import Case
 from benchmarks.gpu.timing import Run, recorded
 
@@ -44,11 +44,11 @@ class LayerWeights(NamedTuple):
     def of(cls, layer: Any) -> LayerWeights:
         own, cross = layer.self_attn, layer.encoder_attn
         return cls(
-            _joined(own.q_proj, own.k_proj, own.v_proj),
+            joined(own.q_proj, own.k_proj, own.v_proj),
             _pair(own.out_proj),
             _pair(layer.self_attn_layer_norm),
             _pair(cross.q_proj),
-            _joined(cross.k_proj, cross.v_proj),
+            joined(cross.k_proj, cross.v_proj),
             _pair(cross.out_proj),
             _pair(layer.encoder_attn_layer_norm),
             _pair(layer.fc1),
@@ -59,10 +59,6 @@ class LayerWeights(NamedTuple):
 
 def _pair(part: Any) -> Pair:
     return part.weight, part.bias
-
-
-def _joined(*parts: Any) -> Pair:
-    return torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
 
 
 def _added(x: Tensor, inner: Tensor, output: Pair, norm: Pair) -> Tensor:
@@ -198,6 +194,5 @@ class Graph:
 
         exact = logits(copy.deepcopy(self._theirs).float())
         plain = float((logits(self._theirs) - exact).abs().max())
-        eps = torch.finfo(self._theirs.dtype).eps
-        allowed = TIMES_PLAIN * plain + ULPS * eps * float(exact.abs().max())
+        allowed = allowed_difference(plain, float(exact.abs().max()), self._theirs.dtype)
         return float((self.logits.float() - exact).abs().max()), allowed
