@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -20,6 +21,17 @@ Tensors = dict[str, torch.Tensor]
 # Rows end to end; rows apart, with NaN between them; rows end to end from an address that no
 # vector access likes.
 LAYOUTS = ("dense", "strided", "unaligned")
+
+
+@contextmanager
+def another_number_of_threads() -> Iterator[None]:
+    """Than kernels of the CPU have outside of it."""
+    threads = k.num_threads()
+    k.set_num_threads(1 if threads > 1 else 2)
+    try:
+        yield
+    finally:
+        k.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

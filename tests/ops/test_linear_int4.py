@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fusewire import kernels as k
 from fusewire.placement import Placement
 
-from tests.ops.case import LAYOUTS, Operands, normal
+from tests.ops.case import LAYOUTS, Operands, another_number_of_threads, normal
 from tests.places import CPU_TARGETS, GPU_FP32, GPU_HALVES, TORCH_DTYPES, Where, at, rounded
 from tests.tolerance import allowed_error
 
@@ -263,14 +263,11 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
     def product(count: int) -> np.ndarray:
         return o.result(k.linear, (count, 130), o.rows(x[:count]), linear, "none")
 
-    whole, threads = product(130), k.num_threads()
+    whole = product(130)
     for count in (1, 2, 3, 4, 5, 12, 13, 57):
         np.testing.assert_array_equal(product(count), whole[:count])
-    try:
-        k.set_num_threads(1 if threads > 1 else 2)
+    with another_number_of_threads():
         np.testing.assert_array_equal(product(130), whole)
-    finally:
-        k.set_num_threads(threads)
 
 
 @PLACES
