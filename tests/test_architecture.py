@@ -72,6 +72,7 @@ MAY_IMPORT = {
         "engine.costs",
         "engine.due_times",
         "engine.expectation",
+        "engine.next_batch",
         "engine.request",
     },
     "engine.due_times": set(),

@@ -537,7 +537,7 @@ def test_who_gives_way_to_a_higher_priority_is_told_at_once(slow):
     late: list[Answer] = []
     for _ in range(50):  # a machine of much load may have computed those that wait meanwhile
         taken = overloaded(slow, priority=1)
-        one = request(*[[6] * 90] * 20)
+        one = request(*[[6] * 90] * 30)
         one.priority = -1
         slow.submit(one, None, urgent := Answer())
         told = [each for each in taken if each.came.is_set()]
@@ -548,7 +548,7 @@ def test_who_gives_way_to_a_higher_priority_is_told_at_once(slow):
             each.wait()
     assert late
     assert "of higher priority" in str(late[0].all[0])
-    answered(urgent.wait(), *[[6] * 90] * 20)
+    answered(urgent.wait(), *[[6] * 90] * 30)
     for each in taken:
         answer = each.wait()
         assert isinstance(answer, DeadlineExceeded) or answered(answer, *[[5] * 90] * 10) is None

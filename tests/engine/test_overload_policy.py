@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fusewire.engine.costs import CostTable
 from fusewire.engine.due_times import DueTimes
-from fusewire.engine.next_batch import MICRO_BATCH_S
+from fusewire.engine.next_batch import MICRO_BATCH_S, margin_s
 from fusewire.engine.scheduler import split
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ def hopeless(asked: Asked, costs: CostTable) -> bool:
     """It takes all the time that it is promised, even alone: taken where nothing else is."""
     cost = costs.seconds(sum(asked.lengths), sum(n * n for n in asked.lengths))
     within = promised(asked.within or 0.0)
-    return cost + min(costs.efficient_s, within / 4) > within - 1e-9
+    return cost + min(margin_s(costs), within / 4) > within - 1e-9
 
 
 def none_late(done: list[Asked], costs: CostTable) -> bool:
@@ -131,12 +131,12 @@ class Observed(Simulation):
     def late(self, asked: Asked, waiting: list, running: float) -> bool:
         """In order of deadlines something would be late, by less than a slot and the margin."""
         within = promised(asked.within)
-        slot_s, margin_s = 10 / 2048, min(EXACT.efficient_s, within / 4)
+        slot_s, free_s = 10 / 2048, min(margin_s(EXACT), within / 4)
         due = asked.at + within
         ends = self.now + running
         for other_due, seconds, spare in sorted(
             [(work.due, seconds, slot_s) for work, _, seconds in waiting]
-            + [(due + slot_s, self.cost(asked), margin_s + slot_s)]
+            + [(due + slot_s, self.cost(asked), free_s + slot_s)]
         ):
             ends += seconds
             if ends > other_due - spare - 1e-9:
@@ -366,3 +366,18 @@ def test_a_split_makes_none_late_unless_all_are_one_batch(items):
         now += costs.seconds(sum(lengths[begin : begin + size]), 0)
         assert sizes == [len(lengths)] or now <= min(dues[begin : begin + size]) + 1e-9
         begin += size
+
+
+@pytest.mark.parametrize("within", [1.0, 2.0])
+def test_under_overload_batches_are_as_large_as_they_may_be(within):
+    """Small ones take longer per token, so that still less time would be left for the next."""
+    rng = np.random.default_rng(0)
+    cpu = table(0.002, 1.7e-4)
+    largest = int((MICRO_BATCH_S - 0.002) / (50 * 1.7e-4))
+    rate = 3 * largest / MICRO_BATCH_S  # three times as many as can be answered
+    times = np.cumsum(rng.exponential(1 / rate, int(20 * rate)))
+    simulation = Simulation(cpu, truth=lambda now, tokens: float(rng.uniform(0.85, 1.15)))
+    done = simulation.run([Asked(at, 50, within=within) for at in times])
+    assert all(asked.in_time or asked.refused for asked in done)
+    sizes = [len(batch) for batch in simulation.batches]
+    assert np.mean(sizes) > 0.9 * largest

@@ -110,6 +110,11 @@ class CostTable:
         return self._rate * self.efficient_tokens
 
     @property
+    def largest_s(self) -> float:
+        """Seconds of a batch of as many tokens as fit into one."""
+        return self._base(self._most)
+
+    @property
     def linear(self) -> bool:
         """Whether batches gain little by being large: then only memory bounds them."""
         return self.efficient_tokens <= _FEWEST_TOKENS * 16

@@ -20,6 +20,7 @@ from fusewire.engine.backlog import (
 from fusewire.engine.costs import CostTable
 from fusewire.engine.due_times import FORGET_S, UNSEEN_S, UNSEEN_SHARE, DueTimes
 from fusewire.engine.expectation import Expectation
+from fusewire.engine.next_batch import margin_s
 from fusewire.engine.request import Work
 
 
@@ -153,9 +154,9 @@ class EncoderAdmission:
                 work.due = min(work.due, work.deadline)
                 return []
             work.due = min(work.due, self._due_times.due(now, work.deadline))
-        request, margin_s = work.request, self._costs.efficient_s
+        request = work.request
         work.reserved = reserved = self._backlog.reserve(
-            request.tenant, seconds, work.due, margin_s, request.priority, work
+            request.tenant, seconds, work.due, margin_s(self._costs), request.priority, work
         )
         work.due, work.taken_at = reserved.due, now
         displaced = [each.of for each in reserved.displaces]
@@ -182,7 +183,7 @@ class EncoderAdmission:
             unseen_share=UNSEEN_SHARE,
             slo_s=self._slo_s,
             max_queue_s=self._max_queue_s,
-            margin_s=self._costs.efficient_s,
+            margin_s=margin_s(self._costs),
             most_margin=MOST_MARGIN,
             above_share=ABOVE_SHARE,
             s_of_token=s_of_token,

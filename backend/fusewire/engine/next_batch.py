@@ -13,8 +13,18 @@ from fusewire.engine.scheduler import Limits, Turn, deal, free_to_choose, split
 # A micro-batch of the waiting is as large as is computed in this time: so long may those wait that
 # come meanwhile.
 MICRO_BATCH_S = 0.1
+# Of a request's time so many micro-batches are left free: the one that runs when it comes, and its
+# own. With less, what is due next leaves room for small ones only, which take longer per token, so
+# that still less is left.
+_FREE_MICRO_BATCHES = 2
 # So many sequences are worth planning how to split.
 _MOST_SPLIT = 64
+
+
+def margin_s(costs: CostTable) -> float:
+    """What admission leaves free of a request's time, so that large micro-batches make none
+    late."""
+    return _FREE_MICRO_BATCHES * min(MICRO_BATCH_S, costs.largest_s)
 
 
 def next_batch(
