@@ -1,15 +1,17 @@
 // Attention of one new token a sequence to a context of few pages: translation with beams, where
 // there are hundreds of rows and a few dozen keys.
 //
-// A warp has a head of a row and all its keys. Eight lanes read a key, a vector each, and keep 32
-// keys and their values in registers; sums over a key's lanes leave every lane with the score of
-// one key, so that a softmax is one exponential. Blocks share nothing and wait for nobody.
+// A warp has a head of a row and all its keys. Eight lanes read a key, a vector each, and keep 16
+// or 32 keys in registers, then their values; sums over a key's lanes leave every lane with the
+// score of one key, so that a softmax is one exponential, and values arrive while it is taken.
+// Blocks share nothing and wait for nobody.
 //
 // Beams of one source read the same pages: of four neighbouring sequences those with equal tables
 // are served by the first one's warp, which reads the keys once. Each row's sums are the same as by
 // itself.
 //
-// Keys and values of earlier steps are fetched before wait_for_inputs(), as in sm90_paged.h.
+// Keys of earlier steps are fetched before wait_for_inputs(), as in sm90_paged.h, and their values
+// brought near.
 #include <algorithm>
 
 #include "cuda/activation.h"
@@ -27,12 +29,14 @@ constexpr int kDim = 64, kWarps = 4;
 constexpr int kElements = 8;              // of a lane: a vector of 16 bits each
 constexpr int kLanes = kDim / kElements;  // of a key
 constexpr int kAtOnce = 32 / kLanes;      // keys that a warp reads in one instruction
-constexpr int kReads = 8;                 // as many as lanes a key: their sums are shared out
-constexpr int kChunk = kReads * kAtOnce;  // keys in registers
 constexpr int kMostRows = 4;              // neighbours that may read the same keys
 constexpr int kMostPages = 8;
 constexpr int kMostKeys = 128;
-static_assert(kReads == kLanes && kChunk == 32);
+
+// How often a warp with kRows rows reads before it computes. With one row so few that its threads
+// leave registers for all that a multiprocessor can have: hundreds of beams are one wave of blocks.
+template <int kRows>
+constexpr int kReadsOf = kRows == 1 ? kLanes / 2 : kLanes;
 
 // New tokens' keys and values: rows beside those of the queries; null where the cache has them.
 template <class T>
@@ -62,6 +66,11 @@ __device__ __forceinline__ void to_floats(const uint2& codes, float (&x)[kElemen
   to_floats<__half>(uint4{low.x, low.y, high.x, high.y}, x);
 }
 
+// Into the second level of caches: of what is read once registers are free.
+__device__ __forceinline__ void prefetch(const void* memory) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(memory));
+}
+
 // Sums of kCount values over lanes that differ in `kFirst`, kFirst / 2, …: halves of the values go
 // to either side, so that a lane ends with one value's sum for each kCount / sides.
 template <int kCount, int kFirst, int kLast>
@@ -77,10 +86,12 @@ __device__ __forceinline__ void share_sums(float* x) {
 }
 
 template <class T, class Stored, int kRows>
-__global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
+__global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 8 : 2)
     paged_short_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q, Stored* keys,
                        Stored* values, const NewRows<T> added) {
   using P = Piece<Stored>;
+  constexpr int kReads = kReadsOf<kRows>, kChunk = kReads * kAtOnce;  // keys in registers
+  constexpr int kSame = kLanes / kReads;  // lanes that get the score of one key
   let_next_start();
   const int lane = threadIdx.x % 32, of_key = lane / kLanes, column = lane % kLanes * kElements;
   const int number = static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -93,47 +104,49 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
   const int newest = shape.contexts[sequence] - 1;  // position of the token, and of the query
   const int begin = max(newest - shape.left, 0), end = newest + 1;
   const int32_t* const table = shape.table + int64_t{sequence} * shape.table_width;
-  const auto place_of = [&](int key) {
-    const int64_t page = table[key >> shape.page_shift];
+  // In pieces. Of keys beyond the context, too, so that tables are read while contexts are.
+  const auto place_of = [&](int key, int lane_of_key) {
+    const int page = table[min(key >> shape.page_shift, shape.table_width - 1)];
     const int in_page = key & ((1 << shape.page_shift) - 1);
-    return (((page * shape.heads + head) << shape.page_shift) + in_page) * kDim + column;
+    const auto before = static_cast<uint32_t>(page * shape.heads + head) << shape.page_shift;
+    return (before + in_page) * kLanes + lane_of_key;
   };
 
-  const auto new_row = [&](const T* rows, int64_t stride, float scale) {
-    const T* const from = rows + row * stride + head * kDim + column;
-    const auto piece = stored<Stored>(*reinterpret_cast<const Pack<T, kElements>*>(from), scale);
-    return reinterpret_cast<const P&>(piece);
-  };
-
-  P k[kReads], v[kReads];
-  const auto fetch = [&](int first, bool newest_too) {
+  P pieces[kReads];  // of keys, then of their values
+  enum class Which { kStored, kNewest, kBoth };
+  // From `first` on, those that are stored, or the newest, which it stores if it is not.
+  const auto fetch = [&](Stored* cache, const T* new_rows, int64_t stride, float scale, int first,
+                         Which which) {
 #pragma unroll
     for (int i = 0; i < kReads; ++i) {
       const int key = first + i * kAtOnce + of_key;
-      const bool wanted = key >= begin && key < end;
-      if (key == newest && wanted) {
-        if (!newest_too) continue;
-        const int64_t place = place_of(key);
-        if (added.k) {
-          k[i] = new_row(added.k, added.k_stride, shape.k_scale);
-          v[i] = new_row(added.v, added.v_stride, shape.v_scale);
-          *reinterpret_cast<P*>(keys + place) = k[i];
-          *reinterpret_cast<P*>(values + place) = v[i];
+      P* const place = reinterpret_cast<P*>(cache) + place_of(key, lane % kLanes);
+      if (key == newest) {
+        if (which == Which::kStored) continue;
+        if (new_rows) {
+          const T* const from = new_rows + row * stride + head * kDim + column;
+          const auto piece =
+              stored<Stored>(*reinterpret_cast<const Pack<T, kElements>*>(from), scale);
+          pieces[i] = reinterpret_cast<const P&>(piece);
+          *place = pieces[i];
         } else {
-          k[i] = *reinterpret_cast<const P*>(keys + place);
-          v[i] = *reinterpret_cast<const P*>(values + place);
+          pieces[i] = *place;
         }
-      } else if (!newest_too || first != 0) {
-        k[i] = v[i] = P{};  // what nobody sees enters no sum, whatever its memory holds
-        if (wanted) {
-          const int64_t place = place_of(key);
-          k[i] = *reinterpret_cast<const P*>(keys + place);
-          v[i] = *reinterpret_cast<const P*>(values + place);
-        }
+      } else if (which != Which::kNewest) {
+        pieces[i] = P{};  // what nobody sees enters no sum, whatever its memory holds
+        if (key >= begin && key < end) pieces[i] = *place;
       }
     }
   };
-  fetch(0, false);
+  const auto fetch_keys = [&](int first, Which which) {
+    fetch(keys, added.k, added.k_stride, shape.k_scale, first, which);
+  };
+  fetch_keys(0, Which::kStored);
+  if (lane >= begin && lane < newest) {
+    const uint32_t place = place_of(lane, 0);
+    prefetch(reinterpret_cast<P*>(values) + place);
+    if (lane >= kChunk) prefetch(reinterpret_cast<P*>(keys) + place);
+  }
   wait_for_inputs();
 
   uint4 query[kRows];
@@ -146,20 +159,21 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
     query[r] =
         *reinterpret_cast<const uint4*>(q + (row + r) * shape.q_stride + head * kDim + column);
   }
+  fetch_keys(0, Which::kNewest);
   const float scale = shape.scale * kLog2E;
   const int bias_row = shape.bias ? shape.bias_row(head) : 0;
 #pragma unroll 1
   for (int first = 0; first < end; first += kChunk) {
-    fetch(first, true);
+    if (first > 0) fetch_keys(first, Which::kBoth);
     // The key whose score this lane gets.
-    const int key = first + lane % kLanes * kAtOnce + of_key;
+    const int key = first + lane % kLanes / kSame * kAtOnce + of_key;
     const bool seen = key >= begin && key < end;
     const float bias = shape.bias && seen ? shape.bias_at(bias_row, key - newest) * kLog2E : 0.0f;
     float weight[kRows], score[kRows][kReads];
 #pragma unroll
     for (int i = 0; i < kReads; ++i) {
       float x[kElements];
-      to_floats<T>(k[i], x);
+      to_floats<T>(pieces[i], x);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (r >= rows) continue;
@@ -173,14 +187,19 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
         score[r][i] = even + odd;
       }
     }
+    fetch(values, added.v, added.v_stride, shape.v_scale, first, Which::kBoth);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows) continue;
-      share_sums<kReads, kLanes / 2, 1>(score[r]);
+      share_sums<kReads, kLanes / 2, kSame>(score[r]);
+#pragma unroll
+      for (int other = kSame / 2; other > 0; other /= 2) {
+        score[r][0] += __shfl_xor_sync(kWholeWarp, score[r][0], other);
+      }
       const float own = seen ? fmaf(score[r][0], scale, bias) : -INFINITY;
       float highest = own;
 #pragma unroll
-      for (int other = 16; other > 0; other /= 2) {
+      for (int other = 16; other >= kSame; other /= 2) {
         highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, other));
       }
       highest = fmaxf(highest, top[r]);
@@ -195,11 +214,11 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
 #pragma unroll
     for (int i = 0; i < kReads; ++i) {
       float x[kElements];
-      to_floats<T>(v[i], x);
+      to_floats<T>(pieces[i], x);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (r >= rows) continue;
-        const float p = __shfl_sync(kWholeWarp, weight[r], of_key * kLanes + i);
+        const float p = __shfl_sync(kWholeWarp, weight[r], of_key * kLanes + i * kSame);
 #pragma unroll
         for (int j = 0; j < kElements; ++j) sum[r][j] = fmaf(p, x[j], sum[r][j]);
       }
@@ -215,7 +234,9 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
     share_sums<kElements, 16, kLanes>(sum[r]);
     float all = total[r];
 #pragma unroll
-    for (int other = 16; other > 0; other /= 2) all += __shfl_xor_sync(kWholeWarp, all, other);
+    for (int other = 16; other >= kSame; other /= 2) {
+      all += __shfl_xor_sync(kWholeWarp, all, other);
+    }
     const float factor = all > 0.0f ? __fdividef(shape.v_scale, all) : 0.0f;
     T* const to = out + (row + r) * shape.out_stride + head * kDim + mine;
     *reinterpret_cast<uint32_t*>(to) = pack<T>(sum[r][0] * factor, sum[r][1] * factor);
