@@ -8,7 +8,7 @@
 
 namespace admission {
 
-constexpr uint64_t encoder = 0x6675736577010003, generation = 0x6675736577020003;  // of layouts
+constexpr uint64_t encoder = 0x6675736577010004, generation = 0x6675736577020003;  // of layouts
 
 constexpr size_t name_bytes = 48, name = 49, most_name_bytes = 8 * (96 - name);
 constexpr size_t levels = 96, priorities = 97, regions = 105, most_levels = 8;
@@ -81,6 +81,7 @@ enum Word : size_t {
   jitter,
   least_retry_s,
   none_s,
+  judgements,
 };
 enum GenerationWord : size_t {
   vocabulary = 8,

@@ -48,7 +48,8 @@ class Blocks {
     const std::lock_guard<std::mutex> guard(mutex_);
     const double at = now_s();
     Judged found;
-    for (const Block& block : fresh(model, version, at)) {
+    for (const Mapped* const each : fresh(model, version, at)) {
+      const Block& block = each->block;
       found.generates = block.acquire(layout) == generation;
       found.most_rows = std::max(found.most_rows, block.whole(admission::most_rows));
       found.takes |= block.whole(admission::takes);
@@ -63,19 +64,30 @@ class Blocks {
     const double at = now_s();
     const double at_ms = 1000 * at,
                  chance = at_ms - static_cast<double>(static_cast<int64_t>(at_ms));
-    std::vector<Block> refusing;
+    const std::vector<Mapped*> asking = fresh(model, version, at);
     std::string words;
     int64_t wanted = 1;
-    for (const Block& block : fresh(model, version, at)) {
-      std::string found = refusal(block, asked, at, chance);
-      if (found.empty() || !has_room(block)) return {};
-      if (refusing.empty()) words = std::move(found);
+    for (Mapped* const each : asking) {
+      const Block& block = each->block;
+      // Of several instances nobody knows which gets a request.
+      const bool is_only = asking.size() == 1 && block.acquire(layout) == encoder;
+      OnTheWay on_the_way;
+      if (is_only) {
+        each->let_in.forget(static_cast<int64_t>(block.real(judgements)), at);
+        on_the_way = each->let_in.before(asked.priority, asked.tenant);
+      }
+      Judgement found = judgement(block, asked, on_the_way, at, chance);
       wanted = std::max(wanted, block.whole(instances));
-      refusing.push_back(block);
+      if (found.words.empty() || !has_room(block) || static_cast<int64_t>(asking.size()) < wanted) {
+        if (is_only && found.seconds > 0) {
+          each->let_in.add(at, found.seconds, asked.priority, asked.tenant);
+        }
+        return {};
+      }
+      if (words.empty()) words = std::move(found.words);
     }
-    if (static_cast<int64_t>(refusing.size()) < wanted) return {};
-    for (size_t place = 0; place < refusing.size(); ++place) {
-      tell(refusing[place], asked.tenant, place == 0);
+    for (size_t place = 0; place < asking.size(); ++place) {
+      tell(asking[place]->block, asked.tenant, place == 0);
     }
     return words;
   }
@@ -85,29 +97,31 @@ class Blocks {
     ino_t inode;
     size_t bytes;
     Block block;
+    LetIn let_in;
   };
 
   // The blocks of a version of a model that say something now. Of the latest version they are
   // known only while every version that is served has a block.
-  std::vector<Block> fresh(const std::string& model, int64_t version, double at) {
+  std::vector<Mapped*> fresh(const std::string& model, int64_t version, double at) {
     if (folder_.empty()) return {};
     if (at - looked_at_ >= look_every_s) look(at);
-    std::vector<Block> of_model;
-    for (const auto& [file, mapped] : mapped_) {
+    std::vector<Mapped*> of_model;
+    for (auto& [file, mapped] : mapped_) {
       if (!is_of(mapped.block, model)) continue;
-      of_model.push_back(mapped.block);
+      of_model.push_back(&mapped);
       if (version < 0 && unknown_.count(file.substr(0, prefix_.size() + model_characters)) != 0) {
         return {};
       }
     }
     if (version < 0) {
-      for (const Block& block : of_model) {
-        version = std::max(version, block.whole(model_version));
+      for (const Mapped* const each : of_model) {
+        version = std::max(version, each->block.whole(model_version));
       }
     }
-    std::vector<Block> found;
-    for (const Block& block : of_model) {
-      if (block.whole(model_version) == version && is_fresh(block, at)) found.push_back(block);
+    std::vector<Mapped*> found;
+    for (Mapped* const each : of_model) {
+      const Block& block = each->block;
+      if (block.whole(model_version) == version && is_fresh(block, at)) found.push_back(each);
     }
     return found;
   }
@@ -187,7 +201,7 @@ class Blocks {
       } else {
         void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         lacks = memory == MAP_FAILED;
-        if (!lacks) found->insert({name, {about.st_ino, bytes, Block(memory)}});
+        if (!lacks) found->insert({name, {about.st_ino, bytes, Block(memory), {}}});
       }
     }
     close(file);

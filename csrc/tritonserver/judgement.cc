@@ -135,7 +135,8 @@ bool is_plain(const Block& block, const Asked& asked) {
   return asked.has_pairs ? (allowed & pairs) != 0 : (allowed & only_pairs) == 0;
 }
 
-std::string judged(const Block& block, const Asked& asked, double at, double chance) {
+Judgement judged(const Block& block, const Asked& asked, const OnTheWay& on_the_way, double at,
+                 double chance) {
   if (!is_fresh(block, at) || !is_plain(block, asked)) return {};
   const double timeout = asked.timeout_s > 0 ? asked.timeout_s : block.real(slo_s);
   const Cost cost = expected(block, asked);
@@ -153,13 +154,15 @@ std::string judged(const Block& block, const Asked& asked, double at, double cha
     window = std::min(window, planned / lowest);
     earliest = std::min(earliest, planned / factor);
   }
-  if (!(window < none)) return {};  // whenever
+  if (!(window < none)) return {{}, seconds};  // whenever
   window += rounding_s;
   earliest -= rounding_s;
 
   const double running = std::max(0.0, block.real(busy_until) - at);
-  if (!(block.real(requests) > 0) && running <= rounding_s) return {};  // alone
-  if (at - block.real(begin) > near_slots / 2 * block.real(width_s)) return {};
+  const bool is_alone =
+      !(block.real(requests) > 0) && running <= rounding_s && !(on_the_way.before_s > 0);
+  if (is_alone) return {{}, seconds};
+  if (at - block.real(begin) > near_slots / 2 * block.real(width_s)) return {{}, seconds};
 
   size_t region = 0;
   int64_t priority = 0;
@@ -173,12 +176,13 @@ std::string judged(const Block& block, const Asked& asked, double at, double cha
   }
   const double room =
       window - std::min(block.real(margin_s), block.real(most_margin) * std::max(window, 0.0));
-  const double ahead = running + before, slack = latest - at - running;
+  const double ahead = running + before + on_the_way.before_s, slack = latest - at - running;
   const double active_tenants = block.real(active);
   const bool know_active =
       active_tenants >= 2 && at - block.real(oldest_asked) < block.real(window_s) - rounding_s;
   const double share = room / (know_active ? active_tenants : 1);
-  const double own = know_active ? own_seconds(block, asked.tenant, priority) : 0;
+  const double own =
+      know_active ? own_seconds(block, asked.tenant, priority) + on_the_way.own_s : 0;
   char words[400];
   if (ahead + seconds > room + rounding_s) {
     snprintf(words, sizeof words,
@@ -196,27 +200,32 @@ std::string judged(const Block& block, const Asked& asked, double at, double cha
              "got %.3f s of work of one tenant, wanted at most %.3f s where %.0f tenants ask", own,
              std::max(share - seconds, 0.0), active_tenants);
   } else {
-    return {};
+    return {{}, seconds};
   }
   const double spread = 1 + block.real(jitter) * (2 * chance - 1);
   const double retry_s = std::max(all_s, block.real(least_retry_s)) * spread;
   char whole[500];
   snprintf(whole, sizeof whole, "queue: %s; allow it more; try again in %.1f s", words,
            std::max(retry_s, 0.1));
-  return whole;
+  return {whole, seconds};
 }
 
 }  // namespace
 
-std::string refusal(const Block& block, const Asked& asked, double at, double chance) {
+Judgement judgement(const Block& block, const Asked& asked, const OnTheWay& on_the_way, double at,
+                    double chance) {
   const uint64_t kind = block.acquire(layout);
   if (kind != encoder && kind != generation) return {};
   const uint64_t seen = block.acquire(sequence);
   if (seen & 1) return {};
   // What was written while the caller came here is of a later time.
   at = std::max(at, block.real(now));
-  std::string found =
-      kind == generation ? judged_generation(block, asked, at) : judged(block, asked, at, chance);
+  Judgement found;
+  if (kind == generation) {
+    found.words = judged_generation(block, asked, at);
+  } else {
+    found = judged(block, asked, on_the_way, at, chance);
+  }
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   if (block.whole(sequence) != static_cast<int64_t>(seen)) return {};
   return found;

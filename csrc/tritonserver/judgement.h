@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tritonserver/admission_block.h"
+#include "tritonserver/on_the_way.h"
 
 namespace admission {
 
@@ -34,10 +35,17 @@ inline bool is_fresh(const Block& block, double at) {
   return at - block.real(now) < old_s;
 }
 
-// The instance's own words (engine/backlog.py, Backlog._judge; engine/admission.py). Empty where it
-// would take the request, or where that is not known: of what is refused here, it would take
-// nothing. `at`: by CLOCK_MONOTONIC; `chance`: within 0..1.
-std::string refusal(const Block& block, const Asked& asked, double at, double chance);
+struct Judgement {
+  // The instance's own (engine/backlog.py, Backlog._judge; engine/admission.py). Empty where it
+  // would take the request, or where that is not known: of what is refused here, it would take
+  // nothing.
+  std::string words;
+  double seconds = 0;  // of an encoder's time that the request takes; 0: not known
+};
+
+// `at`: by CLOCK_MONOTONIC; `chance`: within 0..1.
+Judgement judgement(const Block& block, const Asked& asked, const OnTheWay& on_the_way, double at,
+                    double chance);
 
 // Of a model that generates.
 std::string judged_generation(const Block& block, const Asked& asked, double at);

@@ -14,14 +14,15 @@ namespace {
 
 size_t write_refusal(void* block, const admission::Asked& asked, double now, double chance,
                      char* words, size_t most) {
-  const std::string found = admission::refusal(admission::Block(block), asked, now, chance);
+  const std::string found =
+      admission::judgement(admission::Block(block), asked, {}, now, chance).words;
   memcpy(words, found.data(), found.size() < most ? found.size() : most);
   return found.size();
 }
 
 }  // namespace
 
-// What `refusal` says of a block; returns the bytes of the words.
+// What `judgement` says of a block; returns the bytes of the words.
 EXPORTED size_t fusewire_refusal(void* block, double now, double chance, const char* tenant,
                                  int64_t priority, double timeout_s, const uint64_t* text_bytes,
                                  size_t texts, uint64_t id_rows, uint64_t id_length,

@@ -21,7 +21,7 @@ from fusewire.engine.due_slots import REGION_WORDS, Region
 from fusewire.engine.forecast import Forecasts
 
 # Of the layouts.
-ENCODER, GENERATION = 0x6675736577010003, 0x6675736577020003
+ENCODER, GENERATION = 0x6675736577010004, 0x6675736577020003
 
 _SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
 _LIMITS = 4  # of requests, as `Limits` or `GenerationLimits`
@@ -105,6 +105,7 @@ class Terms(NamedTuple):
     jitter: float
     least_retry_s: float
     none_s: float
+    judgements: int  # of requests, since the beginning
 
 
 class GenerationTerms(NamedTuple):

@@ -51,6 +51,7 @@ class EncoderAdmission:
         # The micro-batch before, if it is full: when it was given, and what was planned for it.
         self._given: tuple[float, float] | None = None
         self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
+        self._judgements = 0  # requests: the front knows by it which of those it let in have come
         self._block = block
         # All that changes what is refused; the block has it at the end.
         self._changing: AbstractContextManager[None] = nullcontext()
@@ -78,6 +79,7 @@ class EncoderAdmission:
         with self._changing:
             if self._block is not None and work.deadline is not None:
                 self._block.silent = False
+            self._judgements += 1
             self._hear()
             return self._take(work)
 
@@ -193,6 +195,7 @@ class EncoderAdmission:
             jitter=JITTER,
             least_retry_s=LEAST_RETRY_S,
             none_s=NONE_S,
+            judgements=self._judgements,
         )
 
 
