@@ -197,29 +197,45 @@ def attend(t: Tensors, shape: Paged) -> torch.Tensor:
     return torch.cat(outs)
 
 
-# (planes, pages, elements, copies)
-COPIES = [(1, 4, 1, 1), (3, 9, 33, 4), (2, 40, 1024, 20), (4, 3, 8, 0)]
+class Copies(NamedTuple):
+    planes: int
+    pages: int
+    heads: int
+    elements: int  # of a head
+    leading: int
+    count: int
 
 
-def make_copies(rng: np.random.Generator, shape: tuple) -> Arrays:
-    planes, pages, elements, count = shape
+COPIES = [
+    Copies(1, 4, 1, 1, 1, 1),
+    Copies(3, 9, 3, 11, 11, 4),
+    Copies(3, 9, 3, 11, 4, 4),
+    Copies(2, 40, 2, 512, 96, 20),
+    Copies(2, 6, 5, 512, 512, 2),
+    Copies(2, 6, 5, 512, 0, 2),
+    Copies(4, 3, 1, 8, 8, 0),
+]
+
+
+def make_copies(rng: np.random.Generator, shape: Copies) -> Arrays:
+    pages, count = shape.pages, shape.count
     order = rng.permutation(pages)
     return {
-        "cache": normal(rng, planes, pages, elements),
+        "cache": normal(rng, shape.planes, pages, shape.heads, shape.elements),
         "from": order[rng.integers(0, max(pages - count, 1), count)],  # a source may serve twice
         "to": order[pages - count :],
     }
 
 
-def copied(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
+def copied(o: Operands, a: Arrays, shape: Copies) -> np.ndarray:
     cache = o.floats(a["cache"].copy())
-    k.copy_pages(cache, o.int64(a["from"]), o.int64(a["to"]), o.place.stream)
+    k.copy_pages(cache, o.int64(a["from"]), o.int64(a["to"]), shape.leading, o.place.stream)
     return o.place.numpy(cache).copy()
 
 
-def copy(t: Tensors, shape: tuple) -> torch.Tensor:
+def copy(t: Tensors, shape: Copies) -> torch.Tensor:
     cache = t["cache"].clone()
-    cache[:, t["to"]] = cache[:, t["from"]]
+    cache[:, t["to"], :, : shape.leading] = cache[:, t["from"], :, : shape.leading]
     return cache
 
 
@@ -236,6 +252,11 @@ CASES = {
         PAGED, make_paged, attended, attend, fp32=("bias",), gpu_shapes=GPU_PAGED
     ),
     "copy_pages": Case(
-        COPIES, make_copies, copied, copy, exact=True, gpu_shapes=((24, 500, 16 * 64 * 12, 100),)
+        COPIES,
+        make_copies,
+        copied,
+        copy,
+        exact=True,
+        gpu_shapes=(Copies(24, 500, 12, 16 * 64, 7 * 64, 100),),
     ),
 }

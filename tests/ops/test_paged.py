@@ -342,19 +342,22 @@ def test_a_batch_that_does_not_fit_its_cache_is_refused():
 
 
 def test_a_page_outside_of_the_cache_is_not_copied():
-    cache = k.Tensor.from_numpy(normal(np.random.default_rng(1), 2, 3, 4))
+    cache = k.Tensor.from_numpy(normal(np.random.default_rng(1), 2, 3, 1, 4))
     for pages in ((0, 3), (-1, 0)):
         source, target = (k.Tensor.from_numpy(np.array([page])) for page in pages)
         with pytest.raises(k.Error, match=r"copy_pages: page 0: got (3|-1), wanted 0 to 2"):
-            k.copy_pages(cache, source, target)
+            k.copy_pages(cache, source, target, 4)
+    for leading in (-1, 5):
+        with pytest.raises(k.Error, match=rf"leading: got {leading}, wanted 0 to 4"):
+            k.copy_pages(cache, target, target, leading)
 
 
 @pytest.mark.parametrize("place", [*CPU_TARGETS, *GPU], indirect=True)
 def test_no_page_is_copied_to_none(place: Placement):
-    cache = normal(np.random.default_rng(1), 2, 3, 4)
+    cache = normal(np.random.default_rng(1), 2, 3, 1, 4)
     there = place.floats(cache)
     source, target = (place.exact(np.array(pages), np.int64) for pages in ([-1, 0], [-1, 2]))
-    k.copy_pages(there, source, target, place.stream)
+    k.copy_pages(there, source, target, 4, place.stream)
     got = place.numpy(there)
     np.testing.assert_array_equal(got[:, 2], got[:, 0])
     np.testing.assert_array_equal(got[:, :2], place.numpy(place.floats(cache))[:, :2])
