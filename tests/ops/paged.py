@@ -72,6 +72,7 @@ PAGED = [
 ]
 GPU_PAGED = (
     decoding(*(int(n) for n in np.random.default_rng(5).integers(1, 2100, 64)), heads=12),
+    decoding(*range(1, 128), *range(127, 0, -1), heads=8, kv_heads=8, right=k.UNLIMITED),
     *(decoding(1024, 1, 333, heads=32, kv_heads=8, dim=dim) for dim in (64, 80, 96, 128, 256)),
     decoding(32768, 5000, heads=8, kv_heads=1, dim=128, page_size=64),
     decoding(8192, heads=16, kv_heads=8, dim=128, left=4095, soft_cap=50.0),
@@ -112,13 +113,17 @@ class Cache:
             for position, row in enumerate(part.reshape(len(part), 2, shape.kv_heads, shape.dim)):
                 planes[:, *self.at(sequence, position)] = row
         self.keys, self.values = o.floats(planes[0].copy()), o.floats(planes[1].copy())
-        context_lengths = np.array(shape.contexts, np.int32)
+        self.read(self.table)
+
+    def read(self, table: np.ndarray) -> None:
+        """From now on the pages of this table."""
+        self.table = table
         self.batch = k.PagedBatch(
-            o.sequences(shape.added),
-            k.Tensor.from_numpy(context_lengths),
-            k.Tensor.from_numpy(self.table),
-            size,
-            o.place.stream,
+            self.o.sequences(self.shape.added),
+            k.Tensor.from_numpy(np.array(self.shape.contexts, np.int32)),
+            k.Tensor.from_numpy(table),
+            self.shape.page_size,
+            self.o.place.stream,
         )
 
     @property
