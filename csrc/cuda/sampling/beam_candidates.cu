@@ -60,6 +60,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ int count;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   let_next_start();
+  if (threadIdx.x == 0) {
+    prefetch(a.offsets + blockIdx.x);
+    prefetch(a.counts + blockIdx.x);
+  }
   wait_for_inputs();
   const int group = blockIdx.x, most = static_cast<int>(a.most);
   const int begin = a.offsets[group], end = a.offsets[group + 1];
