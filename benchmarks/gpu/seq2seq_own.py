@@ -62,8 +62,8 @@ class Steps:
         return self.batches[len(self.batches) // 2]
 
     def middle_copies(self) -> tuple[list[int], list[int], int]:
-        """Of the step with the median number of page copies, and of how many positions."""
-        found = sorted(self.copies[1:], key=lambda copies: len(copies[0]))
+        """Of the step that copied the median number of positions, and how many of a page."""
+        found = sorted(self.copies[1:], key=lambda copies: len(copies[0]) * copies[2])
         return found[len(found) // 2] if found else ([], [], 0)
 
     def mean_copies(self) -> float:
