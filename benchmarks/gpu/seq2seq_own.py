@@ -38,7 +38,7 @@ class Steps:
     begins: list[float] = field(default_factory=list)
     parts: list[Counter[str]] = field(default_factory=list)
     batches: list[StepBatch] = field(default_factory=list)
-    copies: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    copies: list[tuple[list[int], list[int], int]] = field(default_factory=list)
 
     @property
     def decoding(self) -> range:
@@ -61,13 +61,13 @@ class Steps:
     def middle(self) -> StepBatch:
         return self.batches[len(self.batches) // 2]
 
-    def middle_copies(self) -> tuple[list[int], list[int]]:
-        """Of the step with the median number of page copies."""
-        found = sorted(self.copies[1:], key=lambda both: len(both[0]))
-        return found[len(found) // 2] if found else ([], [])
+    def middle_copies(self) -> tuple[list[int], list[int], int]:
+        """Of the step that copied the median number of positions, and how many of a page."""
+        found = sorted(self.copies[1:], key=lambda copies: len(copies[0]) * copies[2])
+        return found[len(found) // 2] if found else ([], [], 0)
 
     def mean_copies(self) -> float:
-        return mean(len(sources) for sources, _ in self.copies) if self.copies else 0.0
+        return mean(len(sources) for sources, _, _ in self.copies) if self.copies else 0.0
 
 
 @contextmanager
@@ -101,9 +101,9 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
         steps.batches.append(batch)
         return run(batch, cache)
 
-    def copy_pages(source: Sequence[int], destination: Sequence[int]) -> None:
-        steps.copies.append((list(source), list(destination)))
-        copy(source, destination)
+    def copy_pages(source: Sequence[int], destination: Sequence[int], positions: int) -> None:
+        steps.copies.append((list(source), list(destination), positions))
+        copy(source, destination, positions)
 
     def method(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
         found = timed(name, of)
@@ -153,14 +153,14 @@ class DeviceStep:
         self._logits = self._model.step(self._batch, cache)
         self._graph = self._recording()
         self._parts = [self._choices()]
-        sources, destinations = steps.middle_copies()
+        sources, destinations, positions = steps.middle_copies()
         self.copies = len(sources)
         if sources:
             both = place.exact(np.array([sources, destinations], np.int64).reshape(-1), np.int64)
             begin, end = (
                 both.section(8 * self.copies * at, [self.copies], "int64") for at in (0, 1)
             )
-            copy = partial(kernels.copy_pages, cache.planes, begin, end, place.stream)
+            copy = partial(cache.copy, begin, end, positions)
             self._parts.append(launches("page copies", place.stream, [copy]))
 
     @property

@@ -95,6 +95,12 @@ struct ForkArguments {
   int64_t rows, parent_rows, width, searches, most, group_count, most_ends;
 };
 
+// Where pages are copied: of each head of a page its `leading` elements.
+struct CopiedPages {
+  void* cache;
+  int64_t planes, pages, heads, elements, leading;
+};
+
 struct Kernels {
 #define KERNEL(result, name, arguments) result(*name) arguments;
 #include "core/kernels.inc"

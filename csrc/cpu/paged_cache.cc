@@ -27,23 +27,27 @@ void store_kv(void* keys, void* values, const CacheFormat&, const HeadRows& k, c
   });
 }
 
-void copy_pages(void* cache, int64_t planes, int64_t pages, int64_t elements, const int64_t* from,
-                const int64_t* to, int64_t count, const Stream&) {
+void copy_pages(const CopiedPages& pages, const int64_t* from, const int64_t* to, int64_t count,
+                const Stream&) {
   const auto none = [&](int64_t i) { return from[i] == -1 && to[i] == -1; };
   for (int64_t i = 0; i < count; ++i) {
     if (none(i)) continue;
     for (const int64_t page : {from[i], to[i]}) {
-      if (page < 0 || page >= pages) {
-        fail("copy_pages: page ", i, ": got ", page, ", wanted 0 to ", pages - 1);
+      if (page < 0 || page >= pages.pages) {
+        fail("copy_pages: page ", i, ": got ", page, ", wanted 0 to ", pages.pages - 1);
       }
     }
   }
-  parallel_for(planes * count, 1, [&](int64_t task, int64_t, int) {
-    float* plane = static_cast<float*>(cache) + task / count * pages * elements;
+  const int64_t page_elements = pages.heads * pages.elements;
+  parallel_for(pages.planes * count, 1, [&](int64_t task, int64_t, int) {
+    float* plane = static_cast<float*>(pages.cache) + task / count * pages.pages * page_elements;
     const int64_t i = task % count;
     if (none(i)) return;
-    std::memcpy(plane + to[i] * elements, plane + from[i] * elements,
-                static_cast<size_t>(elements) * sizeof(float));
+    for (int64_t head = 0; head < pages.heads; ++head) {
+      float* const heads = plane + head * pages.elements;
+      std::memcpy(heads + to[i] * page_elements, heads + from[i] * page_elements,
+                  static_cast<size_t>(pages.leading) * sizeof(float));
+    }
   });
 }
 

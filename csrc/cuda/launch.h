@@ -60,6 +60,12 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// Into the second level of caches, which all multiprocessors share: of what is read once registers
+// are free, or inputs are there. May come before wait_for_inputs() whoever writes the memory.
+__device__ __forceinline__ void prefetch(const void* memory) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(memory));
+}
+
 constexpr int kMostDevices = 64;
 
 // Lets a kernel take `bytes` of dynamic shared memory, which more than 48 KiB need once a kernel

@@ -28,6 +28,7 @@ class BeamPages {
 
   int64_t running() const { return static_cast<int64_t>(ends_.size()); }
   int64_t length() const { return length_; }
+  int64_t page_size() const { return page_size_; }
   // Of every table.
   int64_t width() const { return (length_ + page_size_ - 1) / page_size_; }
 

@@ -132,16 +132,23 @@ void cached_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys,
   });
 }
 
-void copy_pages(const Tensor& cache, const Tensor& from, const Tensor& to, const Stream& stream) {
+void copy_pages(const Tensor& cache, const Tensor& from, const Tensor& to, int64_t leading,
+                const Stream& stream) {
   Check check("copy_pages", stream);
-  Dim planes("planes"), pages("pages"), elements("elements"), count("n");
-  check.floats("cache", cache, {&planes, &pages, &elements});
+  Dim planes("planes"), pages("pages"), heads("heads"), elements("elements"), count("n");
+  check.floats("cache", cache, {&planes, &pages, &heads, &elements});
   check.contiguous("cache", cache);
   check.is("from", from, DType::kInt64, {&count});
   check.is("to", to, DType::kInt64, {&count});
-  dispatch(check, stream, count.size * elements.size * planes.size, [&](const Kernels& kernels) {
-    kernels.copy_pages(cache.data, planes.size, pages.size, elements.size, from.as<int64_t>(),
-                       to.as<int64_t>(), count.size, stream);
+  if (leading < 0 || leading > elements.size) {
+    fail("copy_pages: leading: got ", leading, ", wanted 0 to ", elements.size,
+         ", the elements of a head");
+  }
+  const CopiedPages copied = {cache.data, planes.size,   pages.size,
+                              heads.size, elements.size, leading};
+  const int64_t each = planes.size * heads.size * leading;
+  dispatch(check, stream, count.size * each, [&](const Kernels& kernels) {
+    kernels.copy_pages(copied, from.as<int64_t>(), to.as<int64_t>(), count.size, stream);
   });
 }
 

@@ -186,6 +186,7 @@ py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
 // What is to be done for the rows of the next step, and the pages that nobody reads any more.
 struct Forks {
   py::array_t<int64_t> sources, destinations;
+  int64_t positions;
   py::array_t<int32_t> released, released_offsets;
 };
 
@@ -217,8 +218,10 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
   expect_offsets("fork_pages", offsets, pages.size(), parents.size());
   std::vector<PageCopy> copies;
   std::vector<int32_t> released, released_offsets{0};
+  int64_t positions = 0;
   for (size_t i = 0; i < pages.size(); ++i) {
     const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
+    positions = std::max(positions, pages[i]->length() % pages[i]->page_size());
     if (begin < end) pages[i]->fork(parents.data() + begin, end - begin, copies, released);
     released_offsets.push_back(static_cast<int32_t>(released.size()));
   }
@@ -227,7 +230,7 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
     from.push_back(copy.from);
     to.push_back(copy.to);
   }
-  return {array_of(from), array_of(to), array_of(released), array_of(released_offsets)};
+  return {array_of(from), array_of(to), positions, array_of(released), array_of(released_offsets)};
 }
 
 py::array_t<int32_t> beam_tables(const std::vector<BeamPages*>& pages,
@@ -410,6 +413,8 @@ void register_beams(py::module_& m) {
       .def_readonly("sources", &Forks::sources,
                     "int64[copies]: pages to copy before the step, none of which is a destination.")
       .def_readonly("destinations", &Forks::destinations)
+      .def_readonly("positions", &Forks::positions,
+                    "Of each page that is copied no more than so many are stored.")
       .def_readonly("released", &Forks::released, "int32[n]: pages to free.")
       .def_readonly("released_offsets", &Forks::released_offsets,
                     "int32[requests + 1]: of request i from released_offsets[i] to "

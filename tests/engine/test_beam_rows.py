@@ -100,6 +100,7 @@ def test_pages_begin_where_positions_say_so() -> None:
             )
         np.testing.assert_array_equal(rows.places, (rows.positions + 1) // 4)
         assert rows.places is rows.places
+        assert rows.most_in_page == max((rows.positions + 1) % 4)
         assert rows.least_left == (40 - rows.positions).min()
         assert rows.stored == 4 * sum(rows.positions - 1)
         assert sum(own.stored for own in rows.of_each) == rows.stored

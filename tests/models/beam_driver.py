@@ -52,7 +52,7 @@ class BeamDriver:
             k.give_pages(pages, step.offsets, np.array(fresh, np.int32))
             forks = k.fork_pages(pages, step.offsets, step.parents)
             self.copies += len(forks.sources)
-            self.cache.copy_pages(forks.sources, forks.destinations)
+            self.cache.copy_pages(forks.sources, forks.destinations, forks.positions)
             self.free += forks.released.tolist()
             beams = np.diff(step.offsets)
             for request, count in zip(running, beams, strict=True):

@@ -160,6 +160,18 @@ def test_pages_are_copied_whole(tmp_path):
     np.testing.assert_array_equal(cache.planes.numpy(), wanted)
 
 
+def test_of_pages_with_few_positions_these_are_copied(tmp_path):
+    tiny_decoder(tmp_path, "llama")
+    cache = load_decoder(tmp_path, OnTheCpu()).new_cache(5, 16)
+    planes = cache.planes.numpy()
+    planes[:] = np.random.default_rng(0).integers(0, 256, planes.shape)
+    wanted = planes.copy()
+    by_position = wanted.reshape(-1, 5, 2, 16, 12)  # of two heads of twelve numbers
+    by_position[:, [3, 0], :, :7] = by_position[:, [1, 4], :, :7]
+    cache.copy_pages([1, 4], [3, 0], 7)
+    np.testing.assert_array_equal(cache.planes.numpy(), wanted)
+
+
 def test_keys_of_pages_are_the_numbers_of_their_codes(tmp_path):
     tiny_seq2seq(tmp_path, "bart")
     cache = load_decoder(tmp_path, OnTheCpu()).new_cache(5, 16)

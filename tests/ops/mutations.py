@@ -19,7 +19,7 @@ from tests.ops.beams import Groups
 from tests.ops.cached_attention import Added
 from tests.ops.case import Arrays, Operands
 from tests.ops.gemm import packed
-from tests.ops.paged import Paged, decoding
+from tests.ops.paged import Copies, Paged, decoding
 
 Ours = Callable[[Operands, Arrays, Any], np.ndarray]
 Change = Callable[[Ours], Ours]
@@ -145,6 +145,7 @@ PROMPTS = Paged((1, 5, 60, 3), (200, 5, 300, 700), heads=4, kv_heads=2, page_siz
 WINDOWS = decoding(200, 9, heads=4, kv_heads=2, left=4, soft_cap=3.0)
 SHORT = decoding(2, 3, 40, dim=8, page_size=4)
 BIASED_STEPS = decoding(90, 600, heads=4, kv_heads=4, dim=32, biased=True)
+COPIES = Copies(3, 9, 3, 11, 4, 4)
 STEP = Added(Paged((4, 1, 3), (34, 700, 513), heads=4, kv_heads=1, dim=128), 128)
 POOL = ((3, 1, 7), 33, "mean")
 FORKS = Forks((4, 4, 4), 1, 12, 2, 8)
@@ -278,9 +279,10 @@ WRONG: dict[str, Wrong] = {
         "swapped heads": (STEP, output(swap_heads(128))),
     },
     "copy_pages": {
-        "the next plane": ((3, 9, 33, 4), output(lambda out: np.copyto(out, np.roll(out, 1, 0)))),
-        "another page": ((3, 9, 33, 4), inputs(**{"from": lambda pages: (pages + 1) % 5})),
-        "the last number is zero": ((3, 9, 33, 4), inputs(cache=without_last)),
+        "the next plane": (COPIES, output(lambda out: np.copyto(out, np.roll(out, 1, 0)))),
+        "another page": (COPIES, inputs(**{"from": lambda pages: (pages + 1) % 5})),
+        "the last number is zero": (COPIES, inputs(cache=without_last)),
+        "one number more": (COPIES, settings(COPIES._replace(leading=COPIES.leading + 1))),
     },
     "pool": {
         **rows(POOL),

@@ -72,6 +72,7 @@ PAGED = [
 ]
 GPU_PAGED = (
     decoding(*(int(n) for n in np.random.default_rng(5).integers(1, 2100, 64)), heads=12),
+    decoding(*range(1, 128), *range(127, 0, -1), heads=8, kv_heads=8, right=k.UNLIMITED),
     *(decoding(1024, 1, 333, heads=32, kv_heads=8, dim=dim) for dim in (64, 80, 96, 128, 256)),
     decoding(32768, 5000, heads=8, kv_heads=1, dim=128, page_size=64),
     decoding(8192, heads=16, kv_heads=8, dim=128, left=4095, soft_cap=50.0),
@@ -112,13 +113,17 @@ class Cache:
             for position, row in enumerate(part.reshape(len(part), 2, shape.kv_heads, shape.dim)):
                 planes[:, *self.at(sequence, position)] = row
         self.keys, self.values = o.floats(planes[0].copy()), o.floats(planes[1].copy())
-        context_lengths = np.array(shape.contexts, np.int32)
+        self.read(self.table)
+
+    def read(self, table: np.ndarray) -> None:
+        """From now on the pages of this table."""
+        self.table = table
         self.batch = k.PagedBatch(
-            o.sequences(shape.added),
-            k.Tensor.from_numpy(context_lengths),
-            k.Tensor.from_numpy(self.table),
-            size,
-            o.place.stream,
+            self.o.sequences(self.shape.added),
+            k.Tensor.from_numpy(np.array(self.shape.contexts, np.int32)),
+            k.Tensor.from_numpy(table),
+            self.shape.page_size,
+            self.o.place.stream,
         )
 
     @property
@@ -197,29 +202,45 @@ def attend(t: Tensors, shape: Paged) -> torch.Tensor:
     return torch.cat(outs)
 
 
-# (planes, pages, elements, copies)
-COPIES = [(1, 4, 1, 1), (3, 9, 33, 4), (2, 40, 1024, 20), (4, 3, 8, 0)]
+class Copies(NamedTuple):
+    planes: int
+    pages: int
+    heads: int
+    elements: int  # of a head
+    leading: int
+    count: int
 
 
-def make_copies(rng: np.random.Generator, shape: tuple) -> Arrays:
-    planes, pages, elements, count = shape
+COPIES = [
+    Copies(1, 4, 1, 1, 1, 1),
+    Copies(3, 9, 3, 11, 11, 4),
+    Copies(3, 9, 3, 11, 4, 4),
+    Copies(2, 40, 2, 512, 96, 20),
+    Copies(2, 6, 5, 512, 512, 2),
+    Copies(2, 6, 5, 512, 0, 2),
+    Copies(4, 3, 1, 8, 8, 0),
+]
+
+
+def make_copies(rng: np.random.Generator, shape: Copies) -> Arrays:
+    pages, count = shape.pages, shape.count
     order = rng.permutation(pages)
     return {
-        "cache": normal(rng, planes, pages, elements),
+        "cache": normal(rng, shape.planes, pages, shape.heads, shape.elements),
         "from": order[rng.integers(0, max(pages - count, 1), count)],  # a source may serve twice
         "to": order[pages - count :],
     }
 
 
-def copied(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
+def copied(o: Operands, a: Arrays, shape: Copies) -> np.ndarray:
     cache = o.floats(a["cache"].copy())
-    k.copy_pages(cache, o.int64(a["from"]), o.int64(a["to"]), o.place.stream)
+    k.copy_pages(cache, o.int64(a["from"]), o.int64(a["to"]), shape.leading, o.place.stream)
     return o.place.numpy(cache).copy()
 
 
-def copy(t: Tensors, shape: tuple) -> torch.Tensor:
+def copy(t: Tensors, shape: Copies) -> torch.Tensor:
     cache = t["cache"].clone()
-    cache[:, t["to"]] = cache[:, t["from"]]
+    cache[:, t["to"], :, : shape.leading] = cache[:, t["from"], :, : shape.leading]
     return cache
 
 
@@ -236,6 +257,11 @@ CASES = {
         PAGED, make_paged, attended, attend, fp32=("bias",), gpu_shapes=GPU_PAGED
     ),
     "copy_pages": Case(
-        COPIES, make_copies, copied, copy, exact=True, gpu_shapes=((24, 500, 16 * 64 * 12, 100),)
+        COPIES,
+        make_copies,
+        copied,
+        copy,
+        exact=True,
+        gpu_shapes=(Copies(24, 500, 12, 16 * 64, 7 * 64, 100),),
     ),
 }

@@ -72,6 +72,30 @@ def test_threads_share_a_context_without_changing_the_answer(place: Placement):
         assert np.array_equal(answers[0], answers[2])
 
 
+@pytest.mark.parametrize("beams", [4, 5])
+@pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+def test_many_rows_that_share_their_pages_get_what_each_gets_alone(beams: int, place: Placement):
+    """Of sources, more than there is room for at once."""
+    rng = np.random.default_rng(beams)
+    sources = decoding(*rng.integers(1, 70, 440 // beams).tolist(), heads=8, kv_heads=8)
+    arrays = inputs(sources, place)
+    past = np.split(arrays["past"], np.cumsum(sources.past)[:-1])
+    rows = np.arange(len(sources.added)).repeat(beams)
+    contexts = [sources.contexts[row] for row in rows]
+    shape = decoding(*contexts, heads=8, kv_heads=8, right=k.UNLIMITED)
+    qkv = arrays["qkv"][rows]
+    qkv[:, : 8 * 64] = rounded(normal(rng, len(rows), 8 * 64), place.dtype)
+    o = Operands(place, "dense")
+    own = {**arrays, "past": np.concatenate([past[row] for row in rows])}
+    cache, out, answers = Cache(o, own, shape), o.room(len(rows), 8 * 64), []
+    cache.store(o.rows(qkv))
+    for table in (cache.table, cache.table[np.arange(len(rows)) // beams * beams]):
+        cache.read(table)
+        cache.attend(out, o.rows(qkv))
+        answers.append(o.read(out).copy())
+    np.testing.assert_array_equal(*answers)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"left": 32}, {"soft_cap": 4.0}, {"biased": True}], ids=str
 )
@@ -342,19 +366,22 @@ def test_a_batch_that_does_not_fit_its_cache_is_refused():
 
 
 def test_a_page_outside_of_the_cache_is_not_copied():
-    cache = k.Tensor.from_numpy(normal(np.random.default_rng(1), 2, 3, 4))
+    cache = k.Tensor.from_numpy(normal(np.random.default_rng(1), 2, 3, 1, 4))
     for pages in ((0, 3), (-1, 0)):
         source, target = (k.Tensor.from_numpy(np.array([page])) for page in pages)
         with pytest.raises(k.Error, match=r"copy_pages: page 0: got (3|-1), wanted 0 to 2"):
-            k.copy_pages(cache, source, target)
+            k.copy_pages(cache, source, target, 4)
+    for leading in (-1, 5):
+        with pytest.raises(k.Error, match=rf"leading: got {leading}, wanted 0 to 4"):
+            k.copy_pages(cache, target, target, leading)
 
 
 @pytest.mark.parametrize("place", [*CPU_TARGETS, *GPU], indirect=True)
 def test_no_page_is_copied_to_none(place: Placement):
-    cache = normal(np.random.default_rng(1), 2, 3, 4)
+    cache = normal(np.random.default_rng(1), 2, 3, 1, 4)
     there = place.floats(cache)
     source, target = (place.exact(np.array(pages), np.int64) for pages in ([-1, 0], [-1, 2]))
-    k.copy_pages(there, source, target, place.stream)
+    k.copy_pages(there, source, target, 4, place.stream)
     got = place.numpy(there)
     np.testing.assert_array_equal(got[:, 2], got[:, 0])
     np.testing.assert_array_equal(got[:, :2], place.numpy(place.floats(cache))[:, :2])

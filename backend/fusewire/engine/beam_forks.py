@@ -91,7 +91,7 @@ class BeamForks:
         forks = kernels.fork_pages(pages, offsets, parents)
         if not forked:
             # At once: a group may end before the next step, and then its pages are others'.
-            self._memory.copy_pages(forks.sources, forks.destinations)
+            self._memory.copy_pages(forks.sources, forks.destinations, forks.positions)
         if not forks.released.size:
             return
         released, ends = forks.released.tolist(), forks.released_offsets.tolist()

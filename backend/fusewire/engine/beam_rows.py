@@ -120,6 +120,11 @@ class StepRows:
         """Whether a page of one begins with its position behind so many steps."""
         return (self._steps + steps) % self._page_size in self._begins
 
+    @property
+    def most_in_page(self) -> int:
+        """How many positions of the page of its next one but one are stored then, of any."""
+        return max([(self._steps + 1 - begin) % self._page_size for begin in self._begins])
+
     def pages_for_forks(self, steps: int) -> list[int]:
         """How many the fork of each behind so many steps takes; empty where none takes any."""
         if not self.begins(steps):

@@ -79,7 +79,8 @@ class BeamsAhead:
             begins = found.candidates.offsets[searches]
         forks.tell(found.groups, searches, begins, cohort.rows.places, fresh)
         table = forks.fork(candidates.scores, found.candidates.found, parents)
-        self._memory.copy(*forks.copies)
+        source, destination = forks.copies
+        self._memory.copy(source, destination, cohort.rows.most_in_page)
         if goes_on and found.batch is not None:
             batch = pack_behind(found.batch, forks.ids, table)
         else:

@@ -85,8 +85,9 @@ class DecoderModel(Model):
 
     def new_cache(self, pages: int, page_size: int) -> DecoderCache:
         """Room for pages * page_size tokens."""
-        width = self._attentions[0].kv_width
-        return DecoderCache(self.place, len(self._attentions), pages, page_size, width)
+        first, layers = self._attentions[0], len(self._attentions)
+        heads = first.kv_heads or first.heads
+        return DecoderCache(self.place, layers, pages, page_size, first.kv_width, heads)
 
     def table_width(self, pages: int, source_pages: int | None = None) -> int:
         """Of a block table that recorded steps take as it lies on the device, with room for so many

@@ -25,10 +25,10 @@ class DecoderCache:
         pages: int,
         page_size: int,
         width: int,
+        heads: int,
     ) -> None:
-        """`page_size` positions to a page, a power of two; keys of `width` numbers a position, and
-        values. kernels.Error when the memory for
-        so many `pages` is not there."""
+        """`page_size` positions to a page, a power of two; keys of `width` numbers a position, of
+        all `heads`, and values. kernels.Error when the memory for so many `pages` is not there."""
         self.pages = pages
         self.page_size = page_size
         self._place = place
@@ -37,8 +37,9 @@ class DecoderCache:
         shape = [2 * layers, pages, page_size * width]
         self.planes = kernels.empty(shape, place.cache_dtype, "kv_cache", place.stream)
         # A copy moves bytes, whatever they stand for.
-        shape[2] = shape[2] * BYTES[place.cache_dtype] // BYTES[place.dtype]
-        self._copied = self.planes.section(0, shape, place.dtype)
+        of_page = shape[2] * BYTES[place.cache_dtype] // BYTES[place.dtype]
+        self._of_head = of_page // heads
+        self._copied = self.planes.section(0, [*shape[:2], heads, self._of_head], place.dtype)
 
     def keys_values(self, layer: int, heads: int) -> tuple[kernels.Tensor, kernels.Tensor]:
         """Those of a layer, [pages, heads, page_size, width / heads] each."""
@@ -54,7 +55,7 @@ class DecoderCache:
         """Those of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
         heads]; codes of float8 with a scale of 1, as keys of sources are stored."""
         place, count = self._place, len(pages)
-        row = self._copied.shape[2]
+        row = heads * self._of_head
         plane = self.keys_values(layer, heads)[0].section(0, [self.pages, row], place.dtype)
         found = place.empty(count, row)
         kernels.gather_rows(found, plane, place.exact(pages, np.int64), place.stream)
@@ -74,14 +75,18 @@ class DecoderCache:
         self,
         source: Sequence[int] | NDArray[np.int64],
         destination: Sequence[int] | NDArray[np.int64],
+        positions: int | None = None,
     ) -> None:
-        """Copies page source[i] to destination[i] in every layer. No page stands on both sides."""
+        """Copies page source[i] to destination[i] in every layer: its first positions, where no
+        more than so many are stored. No page stands on both sides."""
         if len(source) == 0 and len(destination) == 0:
             return
         both = self._place.exact(np.array([source, destination]), np.int64)
         count = both.shape[1]
-        self.copy(*(both.section(8 * count * side, [count], "int64") for side in (0, 1)))
+        begin, end = (both.section(8 * count * side, [count], "int64") for side in (0, 1))
+        self.copy(begin, end, self.page_size if positions is None else positions)
 
-    def copy(self, source: kernels.Tensor, destination: kernels.Tensor) -> None:
+    def copy(self, source: kernels.Tensor, destination: kernels.Tensor, positions: int) -> None:
         """The same of pages that are on the device; -1 on both sides: none."""
-        kernels.copy_pages(self._copied, source, destination, self._place.stream)
+        leading = -(-self._of_head * positions // self.page_size)
+        kernels.copy_pages(self._copied, source, destination, leading, self._place.stream)

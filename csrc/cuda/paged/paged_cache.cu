@@ -1,4 +1,4 @@
-// Keys and values on their way into pages: those of new tokens, and copies of whole pages.
+// Keys and values on their way into pages: those of new tokens, and copies of pages.
 #include <algorithm>
 #include <type_traits>
 
@@ -57,27 +57,34 @@ __global__ void __launch_bounds__(256)
 
 constexpr int kCopyBlock = 256, kCopyUnroll = 4;
 
+// In packs of the elements.
+struct PackedPages {
+  int64_t pages;
+  int heads, packs, leading;  // the latter two of a head
+};
+
 // Block (x, y, z): a stretch of copy y's page in plane z.
 template <class P>
 __global__ void __launch_bounds__(kCopyBlock)
-    copy_whole_pages(P* cache, int64_t pages, int64_t packs, const int64_t* from,
-                     const int64_t* to) {
+    copy_leading(P* cache, PackedPages of, const int64_t* from, const int64_t* to) {
   // Without let_next_start(): attention fetches pages before its wait (sm90_paged.h).
   wait_for_inputs();
   const int64_t source = from[blockIdx.y], target = to[blockIdx.y];
-  if (source < 0 || source >= pages || target < 0 || target >= pages) return;
-  P* const plane = cache + blockIdx.z * pages * packs;
-  const int64_t first = int64_t{blockIdx.x} * (kCopyBlock * kCopyUnroll) + threadIdx.x;
+  if (source < 0 || source >= of.pages || target < 0 || target >= of.pages) return;
+  const int64_t page = int64_t{of.heads} * of.packs;
+  P* const plane = cache + blockIdx.z * of.pages * page;
+  const int first = static_cast<int>(blockIdx.x) * (kCopyBlock * kCopyUnroll) + threadIdx.x;
   P held[kCopyUnroll];
+  int places[kCopyUnroll];
 #pragma unroll
   for (int i = 0; i < kCopyUnroll; ++i) {
-    const int64_t at = first + i * kCopyBlock;
-    if (at < packs) held[i] = plane[source * packs + at];
+    const int at = first + i * kCopyBlock, head = at / of.leading;
+    places[i] = head < of.heads ? head * of.packs + at % of.leading : -1;
+    if (places[i] >= 0) held[i] = plane[source * page + places[i]];
   }
 #pragma unroll
   for (int i = 0; i < kCopyUnroll; ++i) {
-    const int64_t at = first + i * kCopyBlock;
-    if (at < packs) plane[target * packs + at] = held[i];
+    if (places[i] >= 0) plane[target * page + places[i]] = held[i];
   }
 }
 
@@ -122,34 +129,38 @@ void store_kv(void* keys, void* values, const CacheFormat& format, const HeadRow
 }
 
 template <class T>
-void copy_pages(void* cache, int64_t planes, int64_t pages, int64_t elements, const int64_t* from,
-                const int64_t* to, int64_t count, const Stream& stream) {
+void copy_pages(const CopiedPages& pages, const int64_t* from, const int64_t* to, int64_t count,
+                const Stream& stream) {
   constexpr int64_t kMost = 65535;  // of a grid's y and z dimensions
-  const auto run = [&](auto* packed, int64_t packs) {
+  const auto run = [&](auto* cache, int64_t width) {
+    const PackedPages of = {pages.pages, static_cast<int>(pages.heads),
+                            static_cast<int>(pages.elements / width),
+                            static_cast<int>(pages.leading / width)};
+    const int64_t packs = pages.heads * of.leading;
     const int64_t stretches = (packs + kCopyBlock * kCopyUnroll - 1) / (kCopyBlock * kCopyUnroll);
-    for (int64_t plane = 0; plane < planes; plane += kMost) {
+    for (int64_t plane = 0; plane < pages.planes; plane += kMost) {
       for (int64_t first = 0; first < count; first += kMost) {
         const dim3 grid(static_cast<unsigned>(stretches),
                         static_cast<unsigned>(std::min(count - first, kMost)),
-                        static_cast<unsigned>(std::min(planes - plane, kMost)));
-        launch(copy_whole_pages<std::remove_pointer_t<decltype(packed)>>, grid, kCopyBlock, 0,
-               stream, packed + plane * pages * packs, pages, packs, from + first, to + first);
+                        static_cast<unsigned>(std::min(pages.planes - plane, kMost)));
+        launch(copy_leading<std::remove_pointer_t<decltype(cache)>>, grid, kCopyBlock, 0, stream,
+               cache + plane * pages.pages * pages.heads * of.packs, of, from + first, to + first);
       }
     }
   };
   constexpr int n = Vector<T>::kSize;
-  if (vectors_fit<T>(cache, elements)) {
-    run(static_cast<Vector<T>*>(cache), elements / n);
+  if (vectors_fit<T>(pages.cache, pages.elements) && pages.leading % n == 0) {
+    run(static_cast<Vector<T>*>(pages.cache), n);
   } else {
-    run(static_cast<T*>(cache), elements);
+    run(static_cast<T*>(pages.cache), 1);
   }
 }
 
 #define INSTANTIATE(T)                                                                          \
   template void store_kv<T>(void*, void*, const CacheFormat&, const HeadRows&, const HeadRows&, \
                             const PagedBatch&, int64_t, int64_t, const Stream&);                \
-  template void copy_pages<T>(void*, int64_t, int64_t, int64_t, const int64_t*, const int64_t*, \
-                              int64_t, const Stream&);
+  template void copy_pages<T>(const CopiedPages&, const int64_t*, const int64_t*, int64_t,      \
+                              const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 
 }  // namespace fusewire::cuda

@@ -66,11 +66,6 @@ __device__ __forceinline__ void to_floats(const uint2& codes, float (&x)[kElemen
   to_floats<__half>(uint4{low.x, low.y, high.x, high.y}, x);
 }
 
-// Into the second level of caches: of what is read once registers are free.
-__device__ __forceinline__ void prefetch(const void* memory) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(memory));
-}
-
 // Sums of kCount values over lanes that differ in `kFirst`, kFirst / 2, …: halves of the values go
 // to either side, so that a lane ends with one value's sum for each kCount / sides.
 template <int kCount, int kFirst, int kLast>

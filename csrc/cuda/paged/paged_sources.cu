@@ -7,7 +7,9 @@
 // keys agree on it, and so may keys. Blocks share nothing and wait for nobody.
 //
 // Of kMostRows neighbouring sequences those with equal tables are served by the first one's warp,
-// which reads the keys once. Each row's sums are the same as by itself.
+// which reads the keys once. Each row's sums are the same as by itself. Where more sequences come
+// than there is room for warps at once, a warp has several in turn, of which mostly one leads the
+// others: warps that find nothing to do would only keep those out that have work.
 //
 // Keys and values of earlier steps are fetched before wait_for_inputs(), as in sm90_paged.h.
 #include <algorithm>
@@ -29,6 +31,8 @@ constexpr int kVector = 8;     // numbers of a fetch
 constexpr int kChunk = 32;     // keys in registers
 constexpr int kMostRows = 16;  // neighbours that may read the same keys
 constexpr int kMostPages = 8, kMostKeys = 128;
+constexpr int kBlocksPerSm = 3;
+constexpr int kMostInTurn = 4;  // sequences of a warp, where it has several
 
 struct Words {
   uint32_t at[4];
@@ -38,25 +42,14 @@ __device__ __forceinline__ Words words_of(const uint4& vector) {
   return {{vector.x, vector.y, vector.z, vector.w}};
 }
 
+// Of one head, `rows` sequences from one on that share their pages.
 template <class T>
-__global__ void __launch_bounds__(32 * kWarps, 3)
-    paged_sources_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q,
-                         const T* keys, const T* values) {
-  constexpr int kHalves = 2;  // of a fragment's rows: g, g + 8
-  let_next_start();
+__device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out, const T* q,
+                                                 const T* keys, const T* values, int sequence,
+                                                 int head, int rows) {
+  constexpr int kHalves = 2;                                      // of a fragment's rows: g, g + 8
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;  // as in mma.h
-  const int number = static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int sequence = number / shape.heads, head = number % shape.heads;
-  // One block waits whatever it has to do, so that the kernel does not end before those ahead of
-  // it; others make room for the next at once.
-  const auto leave = [] {
-    if (blockIdx.x == 0) wait_for_inputs();
-  };
-  if (sequence >= shape.sequences) return leave();
   const int row = shape.offsets[sequence];
-  const int rows = sequences_sharing<kMostRows, kMostPages>(shape, sequence);
-  if (rows == 0 || shape.offsets[sequence + 1] == row) return leave();
-
   const int end = shape.contexts[sequence], newest = end - 1;
   const int32_t* const table = shape.table + int64_t{sequence} * shape.table_width;
   const auto place_of = [&](int key) {
@@ -101,6 +94,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3)
     }
   };
   fetch(0, false);
+  if (lane < 2 && end > 0) prefetch((lane == 0 ? keys : values) + place_of(newest));
   wait_for_inputs();
 
   Words query[kHalves][2];
@@ -215,6 +209,28 @@ __global__ void __launch_bounds__(32 * kWarps, 3)
   }
 }
 
+// A warp has a head of `in_turn` sequences.
+template <class T>
+__global__ void __launch_bounds__(32 * kWarps, kBlocksPerSm)
+    paged_sources_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q,
+                         const T* keys, const T* values, const int in_turn) {
+  let_next_start();
+  const int number = static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int first = number / shape.heads * in_turn, head = number % shape.heads;
+  const int last = min(first + in_turn, shape.sequences);
+#pragma unroll 1
+  for (int sequence = first; sequence < last;) {
+    const int rows = sequences_sharing<kMostRows, kMostPages>(shape, sequence);
+    if (rows > 0 && shape.offsets[sequence + 1] > shape.offsets[sequence]) {
+      attend_to_source(shape, out, q, keys, values, sequence, head, rows);
+    }
+    sequence += max(rows, 1);
+  }
+  // One block waits whatever it has to do, so that the kernel does not end before those ahead of
+  // it; others make room for the next at once.
+  if (blockIdx.x == 0) wait_for_inputs();
+}
+
 bool aligned(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kVector == 0;
 }
@@ -230,11 +246,15 @@ bool paged_sources_attention(const AttentionArguments& a, const Stream& stream) 
       !aligned(a.value_cache, 0)) {
     return false;
   }
-  const int64_t warps = a.pages->sequences() * a.heads;
+  const int64_t sequences = a.pages->sequences();
+  const int64_t room = int64_t{multiprocessors()} * kBlocksPerSm * kWarps;
+  int in_turn = 1;
+  while (in_turn < kMostInTurn && sequences * a.heads > in_turn * room) in_turn *= 2;
+  const int64_t warps = (sequences + in_turn - 1) / in_turn * a.heads;
   const auto blocks = static_cast<unsigned>((warps + kWarps - 1) / kWarps);
   launch(paged_sources_kernel<T>, dim3(blocks), dim3(32 * kWarps), 0, stream, PagedShape(a, true),
          static_cast<T*>(a.out), static_cast<const T*>(a.q.data),
-         static_cast<const T*>(a.key_cache), static_cast<const T*>(a.value_cache));
+         static_cast<const T*>(a.key_cache), static_cast<const T*>(a.value_cache), in_turn);
   return true;
 }
 

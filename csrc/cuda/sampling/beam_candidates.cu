@@ -60,6 +60,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ int count;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   let_next_start();
+  if (threadIdx.x == 0) {
+    prefetch(a.offsets + blockIdx.x);
+    prefetch(a.counts + blockIdx.x);
+  }
   wait_for_inputs();
   const int group = blockIdx.x, most = static_cast<int>(a.most);
   const int begin = a.offsets[group], end = a.offsets[group + 1];
@@ -138,11 +142,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     return count;
   };
-  // What the best of `want` shares reach, which is reached by few more strips than that; of many
-  // more shares than there are the exact bound is found.
-  const auto reached_by_strips = [&] {
-    if (2 * want > kShares) {
-      if (strips < want) return 0u;
+  // What the best of `want` shares reach, which few more strips than that reach while there are
+  // twice as many shares; else the exact bound.
+  const auto reached_by_strips = [&]() -> uint32_t {
+    if (2 * want > kThreads) {
+      if (strips < want) return 0;
       return reached_by<uint32_t>(want, [&](auto&& body) {
         for (int i = threadIdx.x; i < strips; i += kThreads)
           body(order_of_score(score_of_strip(i)));
@@ -151,6 +155,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     float best = -INFINITY;
     for (int first = 0; first < strips; first += kThreads) {
       best = fmaxf(best, score_of_strip(strip_of(first, lane)));
+    }
+    if (2 * want > kShares) {  // each thread's are a share
+      return reached_by<uint32_t>(want, [&](auto&& body) { body(order_of_score(best)); });
     }
 #pragma unroll
     for (int distance = kWarp / 2; distance > 1; distance /= 2) {
