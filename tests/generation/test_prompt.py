@@ -88,6 +88,13 @@ def test_a_source_has_a_length_and_a_vocabulary_of_its_own(tokenizer: Tokenizer)
     )
 
 
+def test_no_tokens_are_refused_with_a_remedy_that_the_model_takes() -> None:
+    for limits, remedy in ((LIMITS, "raise it, or ask for prompt_logprobs"), (SOURCES, "raise it")):
+        with pytest.raises(InvalidInput) as caught:
+            read_parameters({"max_tokens": 0}, limits)
+        assert str(caught.value).endswith(f"as nothing would be answered; {remedy}")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -340,13 +340,14 @@ def test_an_interrupt_while_the_command_is_imported_ends_it_quietly(
 def test_models_lists_the_architectures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "models") == 0
+    assert run(monkeypatch, "models", columns=80) == 0  # as of a terminal, or a pipe
     text = capsys.readouterr().out
     assert run(monkeypatch, "models", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     names = [*ARCHITECTURES, *SEQ2SEQ_ENCODERS, *SPEECH, *DECODERS, *IMAGE_ENCODERS]
     assert [row["model_type"] for row in rows] == names
     assert all(name in text for name in names)
+    assert all(row["classes"].replace("*", "…") in text for row in rows)
     assert {tuple(row["tasks"]) for row in rows if row["model_type"] in DECODERS} == {("generate",)}
 
 

@@ -47,6 +47,15 @@ def test_the_committed_entry_is_what_import_writes(tmp_path: Path) -> None:
     assert (COMMITTED / name / "1").is_dir()
 
 
+def test_a_model_is_named_as_its_folder_or_the_link_to_it(tmp_path: Path) -> None:
+    real = tmp_path / "run-7"
+    real.mkdir()
+    link = tmp_path / "production"
+    link.symlink_to(real)
+    found = [repository.default_name(path) for path in (real, link, link / ".", link / ".." / link)]
+    assert found == ["run-7", "production", "production", "production"]
+
+
 def test_a_model_that_takes_no_texts_is_named_at_start(
     checkpoint: Path,
     tmp_path: Path,

@@ -77,6 +77,19 @@ def test_an_empty_second_text_is_none_as_in_the_pipeline(deploy, architecture):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
 
 
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_an_empty_document_is_scored_as_one_in_a_list_of_pairs(deploy, architecture):
+    deployed = deploy(architecture, "classify", **KINDS["rerank"])
+    documents = ["", PAIRS[1]]
+    found = deployed.ask(text_request(*SENTENCES[:2], pairs=documents, function_to_apply="none"))
+    encoded = deployed.tokenizer(
+        SENTENCES[:2], documents, padding=True, truncation=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        wanted = deployed.reference(**encoded).logits.numpy()
+    np.testing.assert_allclose(found["scores"], wanted, atol=MODEL_FP32)
+
+
 @pytest.mark.parametrize("function", ["none", "sigmoid", "softmax"])
 def test_function_to_apply_is_that_of_the_pipeline(deploy, function):
     deployed = deploy("bert", "classify", **KINDS["single"])

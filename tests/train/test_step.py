@@ -127,6 +127,19 @@ def test_several_batches_make_the_step_of_all_their_rows(name: str, device: str)
 
 
 @ON_EACH
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_a_batch_without_labels_has_no_share_in_the_step(name: str, device: str) -> None:
+    """Which has no labels of its own, and so no mean."""
+    first, second, unlabelled = batches(name, 3)
+    unlabelled["labels"] = torch.full_like(unlabelled["labels"], -100)
+    losses = []
+    for several in ([first, second], [first, unlabelled, second]):
+        model, optimizer = prepare(name, device)
+        losses.append(train.Step(model, optimizer)(several).item())
+    assert losses[1] == pytest.approx(losses[0], rel=TRAINED_VERSUS_EAGER)
+
+
+@ON_EACH
 def test_parameters_that_no_loss_reaches_are_left_alone(device: str) -> None:
     name = "BertForPreTraining"
     model, optimizer = prepare(name, device)

@@ -186,9 +186,7 @@ def _output(
     parameters: GenerationParameters,
     pending: Pending,
 ) -> RequestOutput:
-    def spell(token: int) -> str:
-        return engine.tokenizer.decode([token])
-
+    spell = engine.tokenizer.token_text
     spelled = spell if parameters.logprobs is not None else None
     texts = [
         CompletionOutput.of(index, deltas, spelled) for index, deltas in enumerate(pending.texts())

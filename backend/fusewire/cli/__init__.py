@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from fusewire import __version__
 from fusewire.cli.ask import ask
@@ -197,7 +197,9 @@ def models(as_json: Json = False) -> None:
         keys = ("model_type", "classes", "tasks")
         out.print_json(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
         return
-    table = Table("model_type", "transformers classes", "tasks", box=None)
-    for name, classes, tasks in rows:
-        table.add_row(name, classes.replace("*", "…"), ", ".join(tasks))
+    # Names are whole also where lines are short: "…" stands for every class that begins so.
+    classes = Column("transformers classes", no_wrap=True)
+    table = Table(Column("model_type", no_wrap=True), classes, "tasks", box=None)
+    for name, begins, tasks in rows:
+        table.add_row(name, begins.replace("*", "…"), ", ".join(tasks))
     out.print(table)

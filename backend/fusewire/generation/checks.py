@@ -130,6 +130,8 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
     _check_source_options(p, limits, refuse)
     _check_speech_options(p, limits, refuse)
     if p.max_new_tokens == 0 and p.prompt_logprobs is None:
+        if limits.source is not None:  # whose prompts have none
+            refuse("max_new_tokens", 0, "at least 1, as nothing would be answered", "raise it")
         wanted = "at least 1 without prompt_logprobs, as nothing would be answered"
         refuse("max_new_tokens", 0, wanted, "raise it, or ask for prompt_logprobs")
     if p.best_of is not None and p.best_of < p.n:

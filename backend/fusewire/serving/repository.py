@@ -157,11 +157,12 @@ def checked_name(name: str) -> str:
 
 
 def default_name(folder: Path) -> str:
-    """The name of a model that is given none: its folder's; on Hugging Face, its id's last part."""
-    real = folder.resolve()
-    if real.parent.name == "snapshots":  # of the cache: models--OWNER--NAME/snapshots/COMMIT
-        return checked_name(real.parent.parent.name.split("--")[-1])
-    return checked_name(real.name)
+    """The name of a model that is given none: its folder's, of a link the link's; on Hugging Face,
+    its id's last part."""
+    named = Path(os.path.abspath(folder))
+    if named.parent.name == "snapshots":  # of the cache: models--OWNER--NAME/snapshots/COMMIT
+        return checked_name(named.parent.parent.name.split("--")[-1])
+    return checked_name(named.name)
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -49,6 +49,7 @@ class Classify(Task):
         self, model: EncoderModel, tokenizer: Tokenizer | None, settings: EngineSettings
     ) -> None:
         super().__init__(model, tokenizer, settings)
+        self.ranks = len(model.id2label) == 1
         self._default = default_function(model.config.get("problem_type"), len(model.id2label))
 
     def head(self) -> TaskHead:

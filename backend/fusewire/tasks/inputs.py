@@ -35,6 +35,7 @@ class InputRules:
     pairs: Pairs
     has_tokenizer: bool
     max_length: int
+    ranks: bool = False  # an empty second text is one, not none
 
 
 class TextInputs:
@@ -120,7 +121,7 @@ def _text_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[Te
             "send a second text for each first",
         )
     rows = zip(texts, pairs, strict=True)
-    if rules.pairs == "required":
+    if rules.pairs == "required" or rules.ranks:
         return [TextRow(text, pair) for text, pair in rows]
     # An empty second text is none, as transformers' pipelines have it: no empty second segment.
     return [TextRow(text, pair or None) for text, pair in rows]

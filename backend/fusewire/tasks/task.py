@@ -72,6 +72,7 @@ class Task(ABC):
     name: ClassVar[str]
     images: ClassVar[bool] = False  # of a folder of images
     pairs: ClassVar[Pairs] = "refused"
+    ranks: bool = False  # scores documents, of which one may be empty
     needs_offsets: ClassVar[bool] = False  # maps tokens back to characters
     reads_windows: ClassVar[bool] = False  # reads a long second text in windows
 
@@ -92,7 +93,8 @@ class Task(ABC):
 
     def inputs(self, max_length: int) -> Inputs:
         """What makes a Query of a request's tensors. `max_length`: of the deployment."""
-        rules = InputRules(self.name, self.pairs, self.tokenizer is not None, max_length)
+        has_tokenizer = self.tokenizer is not None
+        rules = InputRules(self.name, self.pairs, has_tokenizer, max_length, self.ranks)
         return TextInputs(rules, self.prompt)
 
     def reader(self, max_length: int, *, apart: bool = False) -> Reader:

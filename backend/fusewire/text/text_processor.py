@@ -111,13 +111,17 @@ class TextProcessor:
 
     def echo(
         self, field: str, prompt: str | Sequence[int], special_tokens: bool
-    ) -> tuple[str, list[int], str]:
-        """A prompt's text, its ids, and the text of the first of these."""
+    ) -> tuple[str, list[int], str, int]:
+        """A prompt's text, its ids, the text of the first of these, and how many characters of the
+        tokens' texts come before that of the prompt."""
         if isinstance(prompt, str):
             text, ids = prompt, self.ids(field, prompt, special_tokens)
         else:
             text, ids = self.text(field, prompt), list(prompt)
-        return text, ids, self.text(field, ids[:1])
+        tokenizer = self._required()
+        unseen = tokenizer.token_text.unseen(ids, tokenizer.special_ids, text)
+        first = tokenizer.token_text(ids[0]) if ids else ""
+        return text, ids, first, unseen
 
     def count(
         self, field: str, texts: Sequence[str | Sequence[str]], prompt: str, limit: int

@@ -24,6 +24,7 @@ from fusewire.text.loose_spaces import tighten
 from fusewire.text.numbering import Numbering
 from fusewire.text.piece_text import PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
+from fusewire.text.token_text import TokenText
 from fusewire.text.tokenizer_files import (
     CONFIG,
     WANTED,
@@ -220,6 +221,11 @@ class Tokenizer:
         twin = self.twin()
         twin.backend.normalizer = normalizers.Normalizer.custom(self._numbering.normalizer.inside())
         return twin
+
+    @cached_property
+    def token_text(self) -> TokenText:
+        """The text of a token behind others."""
+        return TokenText(self.decode, self.spelling)
 
     def piece(self, token: int) -> str:
         """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""

@@ -27,7 +27,9 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
     the layers and padded again, with zeros, behind them; a batch of DataCollatorWithFlattening is
     taken as it is. Of encoder-decoder models sources and targets are packed; where a target has
     labels and no mask, what is behind its last label is padding. Embeddings and heads stay
-    transformers' own: a loss over all places of a row (question answering) has the zeros in it. Of
+    transformers' own: a loss over all places of a row (question answering) has the zeros in it, and
+    so has what reads a place of padding: pad at the right for a head that reads the first token
+    (BERT's classifiers), and give the first token behind padding at the left the label -100. Of
     a row with masked tokens between others a sliding window counts those that are left. Dropout is
     drawn by torch's generator, from the probabilities that the config has, in layers that are in
     train().

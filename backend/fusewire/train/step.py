@@ -233,7 +233,9 @@ class Step:
         self, inputs: BucketInputs, share: torch.Tensor, writes: bool, sends: bool
     ) -> torch.Tensor:
         """Writes or adds to the gradients in the buffers."""
-        loss = self._forward(inputs) * share
+        loss = self._forward(inputs)
+        # Of a batch without labels the mean is NaN, which has no share.
+        loss = torch.where(share > 0, loss * share, 0.0)
         reached = leaves_of(loss)
         if not capturing(self._device):
             self._find_trained(reached)

@@ -161,7 +161,7 @@ class Texts:
         self._generated = Generated(
             self._request,
             ticket.num_input_tokens,
-            lambda token: self._engine.tokenizer.decode([token]),
+            self._engine.tokenizer.token_text,
             lambda token_ids: self._engine.tokenizer.decode(list(token_ids)),
             self._engine.tokenizer.decode_as_spelled,
         )

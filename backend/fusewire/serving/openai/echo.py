@@ -14,11 +14,13 @@ from fusewire.text.written import written_whole
 
 @dataclass(frozen=True)
 class Echo:
-    """Of each prompt its text, its ids, and the text of the first of these."""
+    """Of each prompt its text, its ids, the text of the first of these, and how many characters
+    tokens have before the text, which the tokenizer put there."""
 
     texts: Sequence[str]
     ids: Sequence[list[int]]
     first_tokens: Sequence[str]
+    characters_before: Sequence[int]
     choices: int  # of each prompt
     logprobs: int | None  # of so many likeliest tokens at each place
 
@@ -37,19 +39,18 @@ class Echo:
             await model.compute("echo", "prompt", prompt=prompt, special_tokens=special)
             for prompt in prompts
         ]
-        texts, ids, firsts = map(list, zip(*echoes, strict=True))
+        texts, ids, firsts, before = map(list, zip(*echoes, strict=True))
         logprobs = written_whole(parameters.get("logprobs"))
         count = logprobs if isinstance(logprobs, int) else None  # else the model refuses it
-        return Echo(texts, ids, firsts, parameters["n"], count)
+        return Echo(texts, ids, firsts, before, parameters["n"], count)
 
     def text(self, piece: Piece) -> str:
         """The prompt of the piece's choice."""
         return self.texts[piece.choice // self.choices]
 
     def unseen(self, piece: Piece) -> int:
-        """Characters of a first token that the tokenizer put there, so that `text` has not."""
-        first = self.first_tokens[piece.choice // self.choices]
-        return 0 if self.text(piece).startswith(first) else len(first)
+        """Characters of the first tokens that `text` has not."""
+        return self.characters_before[piece.choice // self.choices]
 
     def tokens(self, piece: Piece) -> list[Token]:
         """Its tokens, where log-probabilities are requested."""

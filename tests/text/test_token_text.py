@@ -1,0 +1,30 @@
+"""Texts of single tokens join to the text of all, over tokenizers of many kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.text.test_detokenizer import MAKERS, ids_of, made
+
+# Those of models that echo a prompt, whose texts depend on no token further back.
+JOINING = [name for name in MAKERS if name.startswith("byte")] + ["unigram", "word piece", "t5"]
+
+
+@pytest.mark.parametrize("name", JOINING)
+def test_texts_of_tokens_join_to_the_whole_text(name: str) -> None:
+    tokenizer, _ = made(name)
+    ids = ids_of(tokenizer, "two  spaces and the end")
+    pieces = [tokenizer.token_text(token) for token in ids]
+    text, joined = tokenizer.decode(ids), "".join(pieces)
+    unseen = tokenizer.token_text.unseen(ids, tokenizer.special_ids, text)
+    assert joined[unseen:] == text
+    assert joined[:unseen].strip() in ("", *map(tokenizer.piece, tokenizer.special_ids))
+
+
+def test_special_tokens_in_front_count_where_the_text_has_them_not() -> None:
+    tokenizer, _ = made("byte fallback, three spaces taken")
+    (first,) = [token for token in tokenizer.special_ids if tokenizer.piece(token) == "<s>"]
+    ids = [first, *ids_of(tokenizer, "the end")]
+    unseen = tokenizer.token_text.unseen(ids, tokenizer.special_ids, "the end")
+    assert "".join(map(tokenizer.token_text, ids))[unseen:] == "the end"
+    assert tokenizer.token_text.unseen(ids, tokenizer.special_ids, "<s> the end") == 0
