@@ -80,6 +80,15 @@ class Blocks {
     return words;
   }
 
+  void count_let_in(const std::string& model, int64_t version, int64_t requests) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    for (Block block : of_version(model, version, now_s())) {
+      if (block.acquire(layout) == generation && block.whole(instances) == 1) {
+        block.add(let_in, requests);
+      }
+    }
+  }
+
  private:
   struct Mapped {
     ino_t inode;
@@ -87,9 +96,16 @@ class Blocks {
     Block block;
   };
 
-  // The blocks of a version of a model that say something now. Of the latest version they are
-  // known only while every version that is served has a block.
+  // The blocks of a version of a model that say something now.
   std::vector<Block> fresh(const std::string& model, int64_t version, double at) {
+    std::vector<Block> found = of_version(model, version, at);
+    const auto rests = [at](const Block& block) { return !is_fresh(block, at); };
+    found.erase(std::remove_if(found.begin(), found.end(), rests), found.end());
+    return found;
+  }
+
+  // Of the latest version they are known only while every version that is served has a block.
+  std::vector<Block> of_version(const std::string& model, int64_t version, double at) {
     if (folder_.empty()) return {};
     if (at - looked_at_ >= look_every_s) look(at);
     std::vector<Block> of_model;
@@ -107,7 +123,7 @@ class Blocks {
     }
     std::vector<Block> found;
     for (const Block& block : of_model) {
-      if (block.whole(model_version) == version && is_fresh(block, at)) found.push_back(block);
+      if (block.whole(model_version) == version) found.push_back(block);
     }
     return found;
   }
@@ -220,6 +236,10 @@ Judged judged_of(const std::string& model, int64_t version) {
 
 std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {
   return blocks().refused_by_all(model, version, asked);
+}
+
+void count_let_in(const std::string& model, int64_t version, int64_t requests) {
+  blocks().count_let_in(model, version, requests);
 }
 
 }  // namespace admission

@@ -91,6 +91,14 @@ class GenerationScheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def begins_more(self) -> bool:
+        """Whether the first that waits can run with the next step, and others could beside all."""
+        first = self._waiting.first
+        if first is None or self._slots + len(self._waiting) >= self._max_sequences:
+            return False
+        return not self._must_wait(first, self.max_batch_tokens)
+
     def sequences(self) -> list[GenerationSequence]:
         """All that run and wait."""
         return [*self._running, *self._groups, *self._waiting]

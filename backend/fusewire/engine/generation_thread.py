@@ -14,12 +14,15 @@ from functools import partial
 from fusewire.engine.branches import Generation
 from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.on_the_way import OnTheWay
 from fusewire.engine.request import CANCELLED, CLOSED, failure
 from fusewire.errors import Cancelled, FusewireError, Unavailable
 
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
+# A step is begun without those on their way where none has come for so long, and at the latest.
+_GAP_S, _MOST_WAIT_S = 0.002, 0.02
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
 
@@ -27,6 +30,7 @@ class GenerationThread:
     """Of one loop, from now until closed. From any thread."""
 
     def __init__(self, loop: GenerationLoop) -> None:
+        self.on_the_way = OnTheWay()
         self._loop = loop
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
@@ -136,8 +140,21 @@ class GenerationThread:
             return not self._opened and self._asked.empty()
 
     def _take(self) -> None:
-        """Runs the calls that were queued since the last step; waits for one when idle."""
+        """Runs the calls that were queued since the last step; waits for one when idle. Where a
+        request begins with the next step, those on their way are waited for."""
         wait = self._loop.idle
         while wait or not self._asked.empty():
             self._asked.get()()
             wait = False
+        if self._loop.scheduler.begins_more and self.on_the_way.some:
+            self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        until = time.monotonic() + _MOST_WAIT_S
+        while self._loop.scheduler.begins_more and self.on_the_way.some:
+            try:
+                self._asked.get(timeout=_GAP_S)()
+            except queue.Empty:
+                self.on_the_way.give_up()
+            if time.monotonic() > until:
+                return
