@@ -279,9 +279,12 @@ MAY_IMPORT = {
         "models",
         "engine.beam_groups",
         "engine.beams_ahead",
+        "engine.branches",
         "engine.generation_scheduler",
+        "engine.generation_sequence",
         "engine.generation_step",
         "engine.packing",
+        "engine.row_owners",
         "engine.sampling",
     },
     "engine.branches": {

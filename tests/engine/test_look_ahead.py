@@ -11,6 +11,7 @@ import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ComputeFailed
+from fusewire.generation.request import GenerationRequest
 from fusewire.models import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
 
@@ -144,6 +145,43 @@ def test_most_steps_of_sequences_that_go_on_together_are_begun_ahead(engines):
     assert tokens[0] == tokens[1]
     # All but the prompts' step, the first of decodes, and the last, whose tokens end both.
     assert engines[1].ahead == 38
+
+
+@pytest.mark.parametrize("tells", ["tokens", "ids"])
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_those_that_go_on_wait_for_none_that_end_by_their_length(engines, tells):
+    tokens = []
+    for engine in engines:
+        with held(engine):
+            answers = []
+            for length in (10, 20, 30, 40):
+                asked = engine.parameters(max_new_tokens=length, ignore_eos=True)
+                answers.append(Answer(asked))
+                request = GenerationRequest([length], asked, tells=tells)
+                engine.submit(request, None, answers[-1].events.put)
+        tokens.append(
+            [[t for each in answer.finish().deltas for t in each.token_ids] for answer in answers]
+        )
+    assert tokens[0] == tokens[1]
+    assert [len(each) for each in tokens[1]] == [10, 20, 30, 40]
+    # A token that is forced is waited for: each time all wait for one step more.
+    forced = 3 if isinstance(engines[1].model, Seq2SeqModel) else 0
+    assert engines[1].ahead == 38 - forced
+
+
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_those_that_go_on_wait_for_none_that_end_by_a_token(engines):
+    first, ahead = engines
+    whole = ask(first, [1], max_new_tokens=40, ignore_eos=True)[0].finish().tokens()
+    stop = next(token for place, token in enumerate(whole[6:], 6) if token not in whole[:place])
+    asked = {"max_new_tokens": 40, "ignore_eos": True}
+    for engine in engines:
+        with held(engine):
+            short = ask(engine, [1], stop_token_ids=[stop], **asked)[0]
+            long = ask(engine, [2], **asked)[0]
+        assert short.finish().tokens() == whole[: whole.index(stop) + 1]
+        assert len(long.finish().tokens()) == 40
+    assert ahead.ahead == 38
 
 
 def test_sequences_that_run_out_of_pages_are_answered_as_without(engines):

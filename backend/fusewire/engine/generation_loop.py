@@ -245,7 +245,7 @@ class GenerationLoop:
         next step already where that is known."""
         alone = not (others or step.prompts or step.groups or step.encodes)
         if self._look_ahead and alone and decodes.most_left > 1:
-            self._expire(self._look_ahead.begin(step, pending, decodes.sampling, now))
+            self._expire(self._look_ahead.begin(step, pending, self._requests.owners, now))
         all_run = self._look_ahead is None or decodes.all_run
         self._token_answers.give(pending.read(), decodes, others, all_run=all_run)
 

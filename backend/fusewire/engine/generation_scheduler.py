@@ -136,7 +136,7 @@ class GenerationScheduler:
         """The step behind one that is `done`, while nobody has read the tokens that it gave: all
         its sequences are taken to go on, and what is computed of one that ended is in vain. None
         where others are to run too, or pages are short: read the tokens, and `plan`."""
-        if self._prompts or not self._rows.are(step.decodes.rows):
+        if self._prompts or not self._rows.are_of(step.decodes.rows):
             return None
         budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - self._beams
         if (waiting := self._waiting.first) and not self._must_wait(waiting, budget):
