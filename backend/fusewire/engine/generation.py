@@ -265,7 +265,8 @@ class GenerationEngine:
         self._thread.call(measure)
 
     def came(self) -> None:
-        """A request that the server's front has let in: before it is submitted, if it is."""
+        """A request that the server's front has let in: before it is submitted, if it is, within
+        `together`."""
         self._thread.on_the_way.came()
 
     def together(self) -> AbstractContextManager[None]:

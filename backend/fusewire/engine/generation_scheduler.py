@@ -92,12 +92,12 @@ class GenerationScheduler:
         return len(self._waiting)
 
     @property
-    def begins_more(self) -> bool:
-        """Whether the first that waits can run with the next step, and others could beside all."""
+    def room_beside(self) -> int:
+        """How many could run beside those that wait and run; 0 where none that waits can."""
         first = self._waiting.first
-        if first is None or self._slots + len(self._waiting) >= self._max_sequences:
-            return False
-        return not self._must_wait(first, self.max_batch_tokens)
+        if first is None or self._must_wait(first, self.max_batch_tokens):
+            return 0
+        return max(0, self._max_sequences - self._slots - len(self._waiting))
 
     def sequences(self) -> list[GenerationSequence]:
         """All that run and wait."""

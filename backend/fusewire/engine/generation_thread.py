@@ -21,8 +21,6 @@ from fusewire.errors import Cancelled, FusewireError, Unavailable
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
-# A step is begun without those on their way where none has come for so long, and at the latest.
-_GAP_S, _MOST_WAIT_S = 0.002, 0.02
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
 
@@ -76,6 +74,7 @@ class GenerationThread:
             self._own.together = None
             if added:
                 self._hand_over(added)
+            self.on_the_way.taken()
 
     def _hand_over(self, added: Sequence[tuple[Generation, GenerationSequence]]) -> None:
         with self._submit_lock:
@@ -146,15 +145,7 @@ class GenerationThread:
         while wait or not self._asked.empty():
             self._asked.get()()
             wait = False
-        if self._loop.scheduler.begins_more and self.on_the_way.some:
-            self._wait_for_others()
-
-    def _wait_for_others(self) -> None:
-        until = time.monotonic() + _MOST_WAIT_S
-        while self._loop.scheduler.begins_more and self.on_the_way.some:
-            try:
-                self._asked.get(timeout=_GAP_S)()
-            except queue.Empty:
-                self.on_the_way.give_up()
-            if time.monotonic() > until:
-                return
+        if self.on_the_way.some and (room := self._loop.scheduler.room_beside):
+            self.on_the_way.wait(room)
+            while not self._asked.empty():
+                self._asked.get()()
