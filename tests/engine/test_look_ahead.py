@@ -112,6 +112,11 @@ def answered(
     return [told(answer.finish(count)) for count, answer in asked]
 
 
+def forces_first(engine: Both) -> bool:
+    """The step behind the first token of each waits for it."""
+    return engine.parameters().forced_bos_token_id is not None
+
+
 def told(answer: Answer) -> list[object]:
     """Of continuations in their order; which step tells what is not part of it."""
     deltas = sorted(answer.deltas, key=lambda delta: delta.index)
@@ -143,8 +148,8 @@ def test_most_steps_of_sequences_that_go_on_together_are_begun_ahead(engines):
             asked = [ask(engine, [i + 1], max_new_tokens=40, ignore_eos=True) for i in range(2)]
         tokens.append([answer.finish().tokens() for answer, _ in asked])
     assert tokens[0] == tokens[1]
-    # All but the prompts' step, the first of decodes, and the last, whose tokens end both.
-    assert engines[1].ahead == 38
+    # All but the prompts' step.
+    assert engines[1].ahead == 39 - forces_first(engines[1])
 
 
 @pytest.mark.parametrize("tells", ["tokens", "ids"])
@@ -166,7 +171,7 @@ def test_those_that_go_on_wait_for_none_that_end_by_their_length(engines, tells)
     assert [len(each) for each in tokens[1]] == [10, 20, 30, 40]
     # A token that is forced is waited for: each time all wait for one step more.
     forced = 3 if isinstance(engines[1].model, Seq2SeqModel) else 0
-    assert engines[1].ahead == 38 - forced
+    assert engines[1].ahead == 39 - forced - forces_first(engines[1])
 
 
 @pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
@@ -181,7 +186,30 @@ def test_those_that_go_on_wait_for_none_that_end_by_a_token(engines):
             long = ask(engine, [2], **asked)[0]
         assert short.finish().tokens() == whole[: whole.index(stop) + 1]
         assert len(long.finish().tokens()) == 40
-    assert ahead.ahead == 38
+    assert ahead.ahead == 39 - forces_first(ahead)
+
+
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_one_that_joins_makes_all_wait_once(engines, monkeypatch):
+    tokens, planned = [], []
+    plan = engines[1]._loop.scheduler.plan
+
+    def counted(now):
+        planned.append(step := plan(now))
+        return step
+
+    monkeypatch.setattr(engines[1]._loop.scheduler, "plan", counted)
+    for engine in engines:
+        asked = [ask(engine, [1], max_new_tokens=90, ignore_eos=True)[0]]
+        asked[0].next()
+        for prompt in range(2, 5):
+            pass_steps(engine, 4)
+            asked.append(ask(engine, [prompt], max_new_tokens=20, ignore_eos=True)[0])
+            asked[-1].next()
+        tokens.append([answer.finish().tokens() for answer in asked])
+    assert tokens[0] == tokens[1]
+    if not isinstance(engines[1].model, Seq2SeqModel):  # nothing is forced
+        assert sum(not step.empty for step in planned) == 4
 
 
 def test_sequences_that_run_out_of_pages_are_answered_as_without(engines):

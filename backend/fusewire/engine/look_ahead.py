@@ -6,14 +6,14 @@ but to have them on the device, where they are: positions, pages and random coun
 it is given to the device first and runs meanwhile. A sequence that ends by a token that is read
 later has a row in it that nobody reads: what the row stores lies behind the sequence's tokens, in
 pages that others get only by work that is given to the device later. The step behind that has the
-rows of the others alone, whose tokens the device gathers. Where all end by their length there is
-no next step.
+rows of the others alone, whose tokens the device gathers, as it does those of sequences whose
+prompts are complete. Where all end by their length there is no next step.
 
 The same holds for searches that the model alone decides, but for biases and bans that are the same
 in every step: the device forks their beams by itself (`beams_ahead`).
 
-All else (joins, prompts, beams beside others, penalties and bans that look back at tokens, the step
-behind a token that is forced, pages that are short, sequences at their greatest length, searches
+All else (steps that begin sequences or go on with a prompt, beams beside others, penalties and bans
+that look back at tokens, the step behind a token that is forced, pages that are short, searches
 where all are or others wait for their slots) waits for the tokens, as every step does on a CPU,
 which computes in the thread that would read them.
 """
@@ -21,7 +21,7 @@ which computes in the thread that would read them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -76,13 +76,15 @@ class LookAhead:
         self,
         step: Step,
         draws: PendingDraws,
+        sampling: SamplingRows,
+        drawn: Sequence[GenerationSequence],
         owners: Mapping[GenerationSequence, tuple[Generation, Branch]],
         now: float,
     ) -> Step:
-        """Behind a step of decodes alone that is `done`, whose draws are not read: gives the device
-        the next one where that can be known. Returns it, or an empty one."""
+        """Behind a step that is `done`, whose draws, of the sequences that were `drawn` for, are
+        not read: gives the device the next one where that can be known. Returns it, or an empty
+        one."""
         before = step.decodes.rows
-        sampling: SamplingRows = before.owners.sampling
         if now < self._paused_until or sampling.tops or not sampling.draws_ahead:
             return Step()
         step = self._scheduler.plan_ahead(step, now) or Step()
@@ -90,10 +92,10 @@ class LookAhead:
             return step
         rows, sampled = step.decodes.rows, draws.tokens
         try:
-            if rows is not before:  # some have left since
+            if rows is not before:  # some have left since, or joined
                 rows.owners = Owners([owners[each] for each in rows.sequences], unread=1)
-                stay = set(rows.sequences)
-                places = [place for place, each in enumerate(before.sequences) if each in stay]
+                place = {each: row for row, each in enumerate(drawn)}
+                places = [place[each] for each in rows.sequences]
                 sampling, sampled = rows.owners.sampling, self._sampler.some(sampled, places)
             batch = replace(pack_ahead(step.decodes), sampled=sampled, rows=rows)
             logits = self._model.step(batch, self._cache)
