@@ -249,12 +249,13 @@ class GenerationLoop:
         """Each gets its next token, and what there is to tell is told, while the device has the
         next step already where that is known. `goes_on`: where the step behind may be of these
         alone."""
-        left = [branch.most_left for _, branch in others]
-        if self._look_ahead and goes_on and max(decodes.most_left, *left, 1) > 1 and 0 not in left:
-            drawn = [*step.decodes.rows.sequences]
-            drawn += [branch.sequence for _, branch in others if branch.sequence]
-            asked = step, pending, sampling, drawn, self._requests.owners, now
-            self._expire(self._look_ahead.begin(*asked))
+        if self._look_ahead and goes_on:
+            left = [decodes.most_left, *(branch.most_left for _, branch in others)]
+            if max(left) > 1 and 0 not in left[1:]:
+                drawn = [*step.decodes.rows.sequences]
+                drawn += [branch.sequence for _, branch in others if branch.sequence]
+                asked = step, pending, sampling, drawn, self._requests.owners, now
+                self._expire(self._look_ahead.begin(*asked))
         all_run = self._look_ahead is None or decodes.all_run
         self._token_answers.give(pending.read(), decodes, others, all_run=all_run)
 
