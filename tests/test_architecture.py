@@ -280,9 +280,12 @@ MAY_IMPORT = {
         "models",
         "engine.beam_groups",
         "engine.beams_ahead",
+        "engine.branches",
         "engine.generation_scheduler",
+        "engine.generation_sequence",
         "engine.generation_step",
         "engine.packing",
+        "engine.row_owners",
         "engine.sampling",
     },
     "engine.branches": {
@@ -360,8 +363,10 @@ MAY_IMPORT = {
         "engine.branches",
         "engine.generation_loop",
         "engine.generation_sequence",
+        "engine.on_the_way",
         "engine.request",
     },
+    "engine.on_the_way": set(),
     "engine.finished": {"errors", "engine.best_of", "engine.continuation"},
     "engine.generation": {
         "audio",

@@ -14,7 +14,7 @@ struct OnTheWay {
   double own_s = 0;     // of them, its tenant's
 };
 
-class LetIn {
+class RequestsOnTheWay {
  public:
   // `judged`: by the instance since it began, in the order in which they were let in. One that
   // never came to it, as its client had left, is forgotten after a while.

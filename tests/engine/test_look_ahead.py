@@ -11,6 +11,7 @@ import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ComputeFailed
+from fusewire.generation.request import GenerationRequest
 from fusewire.models import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
 
@@ -111,6 +112,11 @@ def answered(
     return [told(answer.finish(count)) for count, answer in asked]
 
 
+def forces_first(engine: Both) -> bool:
+    """The step behind the first token of each waits for it."""
+    return engine.parameters().forced_bos_token_id is not None
+
+
 def told(answer: Answer) -> list[object]:
     """Of continuations in their order; which step tells what is not part of it."""
     deltas = sorted(answer.deltas, key=lambda delta: delta.index)
@@ -142,8 +148,68 @@ def test_most_steps_of_sequences_that_go_on_together_are_begun_ahead(engines):
             asked = [ask(engine, [i + 1], max_new_tokens=40, ignore_eos=True) for i in range(2)]
         tokens.append([answer.finish().tokens() for answer, _ in asked])
     assert tokens[0] == tokens[1]
-    # All but the prompts' step, the first of decodes, and the last, whose tokens end both.
-    assert engines[1].ahead == 38
+    # All but the prompts' step.
+    assert engines[1].ahead == 39 - forces_first(engines[1])
+
+
+@pytest.mark.parametrize("tells", ["tokens", "ids"])
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_those_that_go_on_wait_for_none_that_end_by_their_length(engines, tells):
+    tokens = []
+    for engine in engines:
+        with held(engine):
+            answers = []
+            for length in (10, 20, 30, 40):
+                asked = engine.parameters(max_new_tokens=length, ignore_eos=True)
+                answers.append(Answer(asked))
+                request = GenerationRequest([length], asked, tells=tells)
+                engine.submit(request, None, answers[-1].events.put)
+        tokens.append(
+            [[t for each in answer.finish().deltas for t in each.token_ids] for answer in answers]
+        )
+    assert tokens[0] == tokens[1]
+    assert [len(each) for each in tokens[1]] == [10, 20, 30, 40]
+    # A token that is forced is waited for: each time all wait for one step more.
+    forced = 3 if isinstance(engines[1].model, Seq2SeqModel) else 0
+    assert engines[1].ahead == 39 - forced - forces_first(engines[1])
+
+
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_those_that_go_on_wait_for_none_that_end_by_a_token(engines):
+    first, ahead = engines
+    whole = ask(first, [1], max_new_tokens=40, ignore_eos=True)[0].finish().tokens()
+    stop = next(token for place, token in enumerate(whole[6:], 6) if token not in whole[:place])
+    asked = {"max_new_tokens": 40, "ignore_eos": True}
+    for engine in engines:
+        with held(engine):
+            short = ask(engine, [1], stop_token_ids=[stop], **asked)[0]
+            long = ask(engine, [2], **asked)[0]
+        assert short.finish().tokens() == whole[: whole.index(stop) + 1]
+        assert len(long.finish().tokens()) == 40
+    assert ahead.ahead == 39 - forces_first(ahead)
+
+
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_one_that_joins_makes_all_wait_once(engines, monkeypatch):
+    tokens, planned = [], []
+    plan = engines[1]._loop.scheduler.plan
+
+    def counted(now):
+        planned.append(step := plan(now))
+        return step
+
+    monkeypatch.setattr(engines[1]._loop.scheduler, "plan", counted)
+    for engine in engines:
+        asked = [ask(engine, [1], max_new_tokens=90, ignore_eos=True)[0]]
+        asked[0].next()
+        for prompt in range(2, 5):
+            pass_steps(engine, 4)
+            asked.append(ask(engine, [prompt], max_new_tokens=20, ignore_eos=True)[0])
+            asked[-1].next()
+        tokens.append([answer.finish().tokens() for answer in asked])
+    assert tokens[0] == tokens[1]
+    if not isinstance(engines[1].model, Seq2SeqModel):  # nothing is forced
+        assert sum(not step.empty for step in planned) == 4
 
 
 def test_sequences_that_run_out_of_pages_are_answered_as_without(engines):

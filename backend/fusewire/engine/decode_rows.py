@@ -53,19 +53,20 @@ class DecodeRows:
         self._table = np.zeros((0, 0), np.int32)  # [slots, pages]
         self._sequences = Ranked()
         self._rows: Rows | None = None  # of them, unless they have changed
+        self._last: Rows | None = None  # of these, of which some may have left since
         self._order = np.zeros(0, np.intp)  # their slots
 
     def __contains__(self, sequence: GenerationSequence) -> bool:
         return sequence in self._slots
 
-    def are(self, rows: Rows) -> bool:
-        """Whether these are the sequences still."""
-        return self._rows is rows
+    def are_of(self, rows: Rows) -> bool:
+        """Whether the sequences are those of these rows that have not left."""
+        return self._last is rows
 
     def join(self, sequence: GenerationSequence) -> None:
         """It has one token left from here on."""
         self._sequences.add(sequence)
-        self._rows = None
+        self._rows = self._last = None
         if not self._free:
             count = len(self._table)
             self._free = list(range(2 * count, count - 1, -1))
@@ -93,7 +94,7 @@ class DecodeRows:
 
     def decodes(self) -> Decodes:
         if self._rows is None:
-            self._rows = Rows(tuple(self._sequences))
+            self._rows = self._last = Rows(tuple(self._sequences))
             self._order = np.array([self._slots[each] for each in self._sequences], np.intp)
         if not self._sequences:
             return Decodes(self._rows, *_NONE)

@@ -185,7 +185,8 @@ class GenerationLoop:
         self.progress.begin(tokens)
         self.scheduler.done(step)
         if isinstance(ahead.draws, PendingDraws):
-            self._take(ahead.draws, step.decodes.rows.owners, (), step, now)
+            owners = step.decodes.rows.owners
+            self._take(ahead.draws, owners.sampling, owners, (), step, now, goes_on=True)
         else:
             self._take_beams(ahead.draws, step, now)
         self.progress.end(tokens)
@@ -230,22 +231,31 @@ class GenerationLoop:
                 if rows.owners.all:
                     sampling = rows.owners.sampling.followed_by(sampling)
             draws = self._sampler.begin(logits.first(drawn) if groups else logits, sampling)
-            self._take(draws, rows.owners, others, step, now)
+            goes_on = not (groups or forks)
+            self._take(draws, sampling, rows.owners, others, step, now, goes_on=goes_on)
         self.progress.end(tokens - len(sampled) + drawn)
 
     def _take(
         self,
         pending: PendingDraws,
+        sampling: SamplingRows,
         decodes: Owners,
         others: Sequence[tuple[Generation, Branch]],
         step: Step,
         now: float,
+        *,
+        goes_on: bool,
     ) -> None:
         """Each gets its next token, and what there is to tell is told, while the device has the
-        next step already where that is known."""
-        alone = not (others or step.prompts or step.groups or step.encodes)
-        if self._look_ahead and alone and decodes.most_left > 1:
-            self._expire(self._look_ahead.begin(step, pending, decodes.sampling, now))
+        next step already where that is known. `goes_on`: where the step behind may be of these
+        alone."""
+        if self._look_ahead and goes_on:
+            left = [decodes.most_left, *(branch.most_left for _, branch in others)]
+            if max(left) > 1 and 0 not in left[1:]:
+                drawn = [*step.decodes.rows.sequences]
+                drawn += [branch.sequence for _, branch in others if branch.sequence]
+                asked = step, pending, sampling, drawn, self._requests.owners, now
+                self._expire(self._look_ahead.begin(*asked))
         all_run = self._look_ahead is None or decodes.all_run
         self._token_answers.give(pending.read(), decodes, others, all_run=all_run)
 

@@ -91,6 +91,14 @@ class GenerationScheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def room_beside(self) -> int:
+        """How many could run beside those that wait and run; 0 where none that waits can."""
+        first = self._waiting.first
+        if first is None or self._must_wait(first, self.max_batch_tokens):
+            return 0
+        return max(0, self._max_sequences - self._slots - len(self._waiting))
+
     def sequences(self) -> list[GenerationSequence]:
         """All that run and wait."""
         return [*self._running, *self._groups, *self._waiting]
@@ -128,7 +136,10 @@ class GenerationScheduler:
         """The step behind one that is `done`, while nobody has read the tokens that it gave: all
         its sequences are taken to go on, and what is computed of one that ended is in vain. None
         where others are to run too, or pages are short: read the tokens, and `plan`."""
-        if self._prompts or not self._rows.are(step.decodes.rows):
+        if not self._rows.are_of(step.decodes.rows):
+            return None
+        # Those whose prompt is stored go on with the token that nobody has read.
+        if any([each.left for each in self._prompts]) or (step.prompts and self._groups):
             return None
         budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - self._beams
         if (waiting := self._waiting.first) and not self._must_wait(waiting, budget):
@@ -137,11 +148,14 @@ class GenerationScheduler:
             return self._plan_groups_ahead(step, now)
         wanted = sum(
             self._cache.wanted(sequence.pages, sequence.stored + 1)
-            for sequence in self._rows.growing
+            for sequence in [*self._rows.growing, *self._prompts]
             if sequence.pages is not None
         )
         if wanted > self._cache.available:
             return None
+        for sequence in self._prompts:
+            self._rows.join(sequence)
+        self._prompts.clear()
         copies = self._grow()
         assert not copies  # only a fork shares a page that is not full, and its step is planned
         return Step(self._rows.decodes(), expired=self._expire(now))

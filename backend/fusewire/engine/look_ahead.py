@@ -5,13 +5,15 @@ sequences go on with one token each, as in most steps, the next step needs of th
 but to have them on the device, where they are: positions, pages and random counters are known. So
 it is given to the device first and runs meanwhile. A sequence that ends by a token that is read
 later has a row in it that nobody reads: what the row stores lies behind the sequence's tokens, in
-pages that others get only by work that is given to the device later.
+pages that others get only by work that is given to the device later. The step behind that has the
+rows of the others alone, whose tokens the device gathers, as it does those of sequences whose
+prompts are complete. Where all end by their length there is no next step.
 
 The same holds for searches that the model alone decides, but for biases and bans that are the same
 in every step: the device forks their beams by itself (`beams_ahead`).
 
-All else (joins, prompts, beams beside others, penalties and bans that look back at tokens, the step
-behind a token that is forced, pages that are short, sequences at their greatest length, searches
+All else (steps that begin sequences or go on with a prompt, beams beside others, penalties and bans
+that look back at tokens, the step behind a token that is forced, pages that are short, searches
 where all are or others wait for their slots) waits for the tokens, as every step does on a CPU,
 which computes in the thread that would read them.
 """
@@ -19,15 +21,19 @@ which computes in the thread that would read them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from fusewire.engine.beam_groups import BeamGroups
 from fusewire.engine.beams_ahead import FoundBeams
+from fusewire.engine.branches import Branch, Generation
 from fusewire.engine.generation_scheduler import GenerationScheduler
+from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.generation_step import Step
 from fusewire.engine.packing import pack_ahead
+from fusewire.engine.row_owners import Owners
 from fusewire.engine.sampling import PendingDraws, Sampler, SamplingRows
 
 if TYPE_CHECKING:
@@ -66,16 +72,32 @@ class LookAhead:
         self._ahead: Ahead | None = None
         self._paused_until = -inf  # on the clock of deadlines
 
-    def begin(self, step: Step, draws: PendingDraws, sampling: SamplingRows, now: float) -> Step:
-        """Behind a step of decodes alone that is `done`, whose draws are not read: gives the device
-        the next one where that can be known. Returns it, or an empty one."""
+    def begin(
+        self,
+        step: Step,
+        draws: PendingDraws,
+        sampling: SamplingRows,
+        drawn: Sequence[GenerationSequence],
+        owners: Mapping[GenerationSequence, tuple[Generation, Branch]],
+        now: float,
+    ) -> Step:
+        """Behind a step that is `done`, whose draws, of the sequences that were `drawn` for, are
+        not read: gives the device the next one where that can be known. Returns it, or an empty
+        one."""
+        before = step.decodes.rows
         if now < self._paused_until or sampling.tops or not sampling.draws_ahead:
             return Step()
         step = self._scheduler.plan_ahead(step, now) or Step()
         if step.empty:
             return step
-        batch = replace(pack_ahead(step.decodes), sampled=draws.tokens, rows=step.decodes.rows)
+        rows, sampled = step.decodes.rows, draws.tokens
         try:
+            if rows is not before:  # some have left since, or joined
+                rows.owners = Owners([owners[each] for each in rows.sequences], unread=1)
+                place = {each: row for row, each in enumerate(drawn)}
+                places = [place[each] for each in rows.sequences]
+                sampling, sampled = rows.owners.sampling, self._sampler.some(sampled, places)
+            batch = replace(pack_ahead(step.decodes), sampled=sampled, rows=rows)
             logits = self._model.step(batch, self._cache)
             self._ahead = Ahead(step, self._sampler.begin(logits, sampling, unread=1))
         except Exception as error:

@@ -33,6 +33,8 @@ class Packed(NamedTuple):
 
 def pack_ahead(decodes: Decodes) -> StepBatch:
     """Decodes whose tokens nobody has read: zeros in their place."""
+    if decodes.rows.sources is None:
+        decodes.rows.sources = _source_table(decodes.rows.sequences)
     unread = np.zeros(len(decodes.rows.sequences), np.int64)
     return _one_each(unread, decodes.positions, decodes.block_table, decodes.rows.sources)
 

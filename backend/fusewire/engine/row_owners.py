@@ -13,7 +13,8 @@ class Owners:
     for as many steps as these stay the same. What is done for the quiet ones in a step is but a
     note of the token."""
 
-    def __init__(self, owners: Sequence[tuple[Generation, Branch]]) -> None:
+    def __init__(self, owners: Sequence[tuple[Generation, Branch]], unread: int = 0) -> None:
+        """`unread`: so many tokens of each are not read."""
         self.all = owners
         self.sampling = SamplingRows([branch.sampling for _, branch in owners])
         self.told = [row for row, (_, branch) in enumerate(owners) if not branch.quiet]
@@ -22,9 +23,9 @@ class Owners:
         self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
         self._untold = [branch.untold for branch in quiet]
         self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
-        # Steps until one of them is as long as it may be, and one of all.
-        self._steps_left = min([each.most_left for each in quiet], default=0)
-        self.most_left = min([branch.most_left for _, branch in owners], default=0)
+        # Steps until one of them is as long as it may be, and all are.
+        self._steps_left = min([each.most_left for each in quiet], default=0) - unread
+        self.most_left = max([branch.most_left for _, branch in owners], default=0) - unread
 
     @property
     def all_run(self) -> bool:

@@ -173,6 +173,15 @@ class Sampler:
             kernels.rank_columns(memory.ranks, raw, memory.tokens, stream)
         return PendingDraws(memory.tokens, rows, self._place.readback(memory.out), tops)
 
+    def some(self, tokens: kernels.Tensor, rows: Sequence[int]) -> kernels.Tensor:
+        """Tokens [rows] of these rows alone; all stay on the device."""
+        place, width = self._place, 2  # of a token: two numbers, which are copied as they are
+        found = place.empty(len(rows), width, dtype="float32")
+        numbers = tokens.section(0, [tokens.shape[0], width], "float32")
+        at = place.exact(np.array(rows, np.int64), np.int64)
+        kernels.gather_rows(found, numbers, at, place.stream)
+        return found.section(0, [len(rows)], "int64")
+
     def together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
         """Vectors on the device, by one copy."""
         ends = list(accumulate((-(-array.nbytes // 8) * 8 for array in arrays), initial=0))

@@ -12,8 +12,8 @@ from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 
 # Different ones that are kept, unless they are so long.
-_MOST_KEPT = 64
-_LONGEST_KEPT = 4096  # characters
+MOST_KEPT = 64
+LONGEST_KEPT = 4096  # characters
 
 
 class ParameterReader:
@@ -24,12 +24,12 @@ class ParameterReader:
         """Of one model."""
         self.limits = limits
         self._defaults = defaults
-        self._kept = lru_cache(_MOST_KEPT)(self._read)
+        self._kept = lru_cache(MOST_KEPT)(self._read)
 
     def read(self, values: Mapping[str, Any]) -> GenerationParameters:
         """Of values as JSON has them. InvalidInput."""
         text = json.dumps(values)
-        return (self._kept if len(text) <= _LONGEST_KEPT else self._read)(text)
+        return (self._kept if len(text) <= LONGEST_KEPT else self._read)(text)
 
     def _read(self, text: str) -> GenerationParameters:
         return read_parameters(json.loads(text), self.limits, self._defaults)

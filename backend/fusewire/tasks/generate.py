@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from fusewire.errors import InvalidInput, sent
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat, read_messages
-from fusewire.generation.parameter_reader import ParameterReader
+from fusewire.generation.parameter_reader import LONGEST_KEPT, MOST_KEPT, ParameterReader
 from fusewire.generation.parameters import FIELD, GenerationParameters
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.spelling import canonical
@@ -98,7 +99,7 @@ def _tells(stream: bool, asked: GenerationParameters) -> Literal["tokens", "aske
 
 def returned(inputs: Mapping[str, NDArray[Any]], names: Iterable[str]) -> frozenset[str]:
     """The outputs of these that a request wants."""
-    return frozenset(name for name in names if flag(inputs, f"return_{name}", False))
+    return frozenset([name for name in names if flag(inputs, f"return_{name}", False)])
 
 
 def _prompt_field(inputs: Mapping[str, NDArray[Any]]) -> str:
@@ -141,12 +142,20 @@ def sent_parameters(
     own = read_object("parameters", json.dumps(parameters).encode()) if parameters else {}
     if FIELD not in inputs:
         return own
-    text = decoded(FIELD, single(inputs, FIELD), "").encode()
-    values = {name: value for name, value in read_object(FIELD, text).items() if value is not None}
+    text = decoded(FIELD, single(inputs, FIELD), "")
+    values = {**(_kept(text) if len(text) <= LONGEST_KEPT else _given(text))}
     if not own:
         return values
     named = {canonical(name) for name in values}
     return {**{n: v for n, v in own.items() if canonical(n) not in named}, **values}
+
+
+def _given(text: str) -> dict[str, Any]:
+    given = read_object(FIELD, text.encode())
+    return {name: value for name, value in given.items() if value is not None}
+
+
+_kept = lru_cache(MOST_KEPT)(_given)  # most clients say the same with all of their requests
 
 
 def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:

@@ -33,7 +33,7 @@ class GenerationMetrics(ModelSeries):
         self._queue = self._histogram(*QUEUE_SECONDS)
         self._first = self._histogram(
             "time_to_first_token_seconds",
-            "From a request's arrival to its first token",
+            "From a request's arrival to its first token; a random sample under load",
             SECONDS_BUCKETS,
         )
         self._next = self._histogram(
@@ -82,7 +82,8 @@ class GenerationMetrics(ModelSeries):
             metric.increment(0)
         for metric in self._gauges.values():
             metric.set(0)
-        self._times, self._waits = Sample(), Sample()  # between tokens; in the queue
+        # To first tokens, between tokens, in the queue.
+        self._firsts, self._times, self._waits = Sample(), Sample(), Sample()
         self._thread.start()
 
     def watch_engine(self, engine: GenerationEngine) -> None:
@@ -90,13 +91,14 @@ class GenerationMetrics(ModelSeries):
         self._engine = engine
 
     def first_token(self, seconds: float) -> None:
-        self._updates.put(lambda: self._first.observe(seconds))
+        self._firsts.add(seconds)
 
     def next_token(self, seconds: float) -> None:
         self._times.add(seconds)
 
     def _look(self) -> None:
         super()._look()
+        self._firsts.send(self._first)
         self._times.send(self._next)
         if self._engine is None:
             return

@@ -97,7 +97,8 @@ class Response:
         self._ticket: Ticket | None = None
         self.tenant = ""  # known once it was read, and so is
         self.probe = False
-        self.asked = False  # the server was, whether its client has left, since it was submitted
+        # The server was, whether its client has left, since it was submitted; or need not be.
+        self.asked = False
         self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
         self._lock = threading.RLock()  # over the content, and which way it goes
         self._open = True

@@ -116,6 +116,7 @@ class Role:
         try:
             if self._begins is not None:
                 response.later()
+                response.asked = not self._some_left()  # who leaves from here on is counted
                 self._begins.begin(incoming, response)
                 self._wake_poll()
             elif self._some_left() and incoming.cancelled():
@@ -175,7 +176,7 @@ class Role:
 
     def _poll(self) -> None:
         took = asked_at = 0.0
-        known: int | None = None
+        known = self._known
         while not self._closed.wait(max(_POLL_S, took)):
             began = time.monotonic()
             count = self._cancelled()  # who is cancelled after this changes it

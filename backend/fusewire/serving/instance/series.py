@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fusewire import kernels
@@ -24,6 +24,8 @@ SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 # Between polls of the engine. Each number that changed is a message to the server.
 _POLL_S = 0.25
+# For so long answers are gathered, and counted with one message for all.
+_GATHER_S = 0.02
 
 # Series and families, as long as the process lives, and past its last destructor. Triton takes a
 # series away with the first of its holders, and crashes where another then writes to it: a second
@@ -119,7 +121,7 @@ class ModelSeries:
         self._labels = {"model": model, "task": task}
         self._device = device
         self._memory = kernels.default_allocator(device)
-        self._updates: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._updates: queue.SimpleQueue[Outcomes | None] = queue.SimpleQueue()  # None: the end
         self._families: dict[str, Any] = {}
         self._levels: list[Any] = []  # the gauges that nothing is left of at the end
         # Instances on several devices must not overwrite each other's.
@@ -156,8 +158,7 @@ class ModelSeries:
 
     def ended(self, ends: Iterable[End]) -> None:
         """Requests have their last answers; returns at once."""
-        outcomes = outcomes_of(ends, self._tenants)
-        self._updates.put(lambda: self._count(outcomes))
+        self._updates.put(outcomes_of(ends, self._tenants))
 
     def close(self) -> None:
         """Sends what is waiting; the instance holds nothing afterwards."""
@@ -205,20 +206,26 @@ class ModelSeries:
         self._allocated.set(memory["allocated_bytes"])
 
     def _send(self) -> None:
-        looked = 0.0
-        while True:
-            try:
-                update = self._updates.get(timeout=_POLL_S)
-            except queue.Empty:
-                pass
-            else:
-                if update is None:
-                    break
-                update()
-            if time.monotonic() - looked >= _POLL_S:
+        looked, ending = 0.0, False
+        while not ending:
+            outcomes: Outcomes = Counter()
+            for update in self._gathered():
+                ending = ending or update is None
+                outcomes.update(update)
+            if outcomes:
+                self._count(outcomes)
+            if ending or time.monotonic() - looked >= _POLL_S:
                 self._look()
                 looked = time.monotonic()
-        self._look()
+
+    def _gathered(self) -> list[Outcomes | None]:
+        try:
+            first = self._updates.get(timeout=_POLL_S)
+        except queue.Empty:
+            return []
+        if first is not None:
+            time.sleep(_GATHER_S)
+        return [first, *(self._updates.get() for _ in range(self._updates.qsize()))]
 
     def _look(self) -> None:
         """Sends what the engine has done since the last call."""
