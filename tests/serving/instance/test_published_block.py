@@ -130,6 +130,10 @@ def block(prefix: Path) -> AdmissionBlock:
 
 def refused(prefix: Path, block: AdmissionBlock, version: int = LATEST) -> bool:
     time.sleep(LOOKS_EVERY_S + 0.01)
+    return refused_now(prefix, block, version)
+
+
+def refused_now(prefix: Path, block: AdmissionBlock, version: int = LATEST) -> bool:
     with block:
         pass  # it says something
     ids = ctypes.c_uint64(1), ctypes.c_uint64(512)
@@ -187,3 +191,35 @@ def test_an_instance_that_is_alone_sees_how_many_requests_were_let_in(
             str(prefix).encode(), b"m", ctypes.c_int64(LATEST), ctypes.c_int64(requests)
         )
     assert (block.let_in, other.let_in) == (seen, 0)
+
+
+def test_what_was_let_in_takes_room_before_the_instance_has_judged_it(prefix: Path) -> None:
+    """Requests of 0.05 s, of which 15 find room within the second that they may wait."""
+
+    def asked() -> Work:
+        return Work(Request({"input_ids": np.zeros((1, 512), np.int64)}))
+
+    block = PublishedBlock("m", 1, "m_0", 1).of(TEXTS, 8)
+    assert block is not None
+    taken = EncoderAdmission(table(0.0, 1e-4), Expectation(512), max_queue_ms=1000, block=block)
+    taken.take(asked())
+    assert not refused(prefix, block)  # it is known now, and this one is on its way
+    let_in = 1
+    while not refused_now(prefix, block):
+        let_in += 1
+        assert let_in < 20
+    assert let_in > 10
+    for _ in range(let_in):
+        taken.take(asked())
+    assert refused_now(prefix, block)
+
+
+def test_what_was_let_in_and_never_came_is_forgotten(prefix: Path) -> None:
+    block = PublishedBlock("m", 1, "m_0", 1).of(TEXTS, 8)
+    assert block is not None
+    taken = EncoderAdmission(table(0.0, 1e-4), Expectation(512), max_queue_ms=1000, block=block)
+    taken.take(Work(Request({"input_ids": np.zeros((1, 512), np.int64)})))
+    assert not refused(prefix, block)
+    while not refused_now(prefix, block):
+        pass
+    assert not refused(prefix, block)
