@@ -363,10 +363,8 @@ MAY_IMPORT = {
         "engine.branches",
         "engine.generation_loop",
         "engine.generation_sequence",
-        "engine.on_the_way",
         "engine.request",
     },
-    "engine.on_the_way": set(),
     "engine.finished": {"errors", "engine.best_of", "engine.continuation"},
     "engine.generation": {
         "audio",

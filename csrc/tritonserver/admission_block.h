@@ -86,7 +86,6 @@ enum Word : size_t {
 enum GenerationWord : size_t {
   vocabulary = 8,
   max_request_tokens,
-  let_in = 12,  // requests that the server's front has, of a model with one instance
   taken = 17,
   max_sequences,
   max_waiting,
@@ -137,9 +136,6 @@ class Block {
   uint64_t acquire(size_t word) const { return __atomic_load_n(words_ + word, __ATOMIC_ACQUIRE); }
   void release(size_t word, uint64_t value) {
     __atomic_store_n(words_ + word, value, __ATOMIC_RELEASE);
-  }
-  void add(size_t word, int64_t number) {
-    __atomic_add_fetch(words_ + word, static_cast<uint64_t>(number), __ATOMIC_RELEASE);
   }
   char* text(size_t word) { return reinterpret_cast<char*>(words_ + word); }
   const char* text(size_t word) const { return reinterpret_cast<const char*>(words_ + word); }

@@ -92,16 +92,6 @@ class Blocks {
     return words;
   }
 
-  void count_let_in(const std::string& model, int64_t version, int64_t requests) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    for (Mapped* const each : of_version(model, version, now_s())) {
-      Block& block = each->block;
-      if (block.acquire(layout) == generation && block.whole(instances) == 1) {
-        block.add(let_in, requests);
-      }
-    }
-  }
-
  private:
   struct Mapped {
     ino_t inode;
@@ -110,16 +100,9 @@ class Blocks {
     RequestsOnTheWay on_the_way;
   };
 
-  // The blocks of a version of a model that say something now.
+  // The blocks of a version of a model that say something now. Of the latest version they are
+  // known only while every version that is served has a block.
   std::vector<Mapped*> fresh(const std::string& model, int64_t version, double at) {
-    std::vector<Mapped*> found = of_version(model, version, at);
-    const auto rests = [at](const Mapped* each) { return !is_fresh(each->block, at); };
-    found.erase(std::remove_if(found.begin(), found.end(), rests), found.end());
-    return found;
-  }
-
-  // Of the latest version they are known only while every version that is served has a block.
-  std::vector<Mapped*> of_version(const std::string& model, int64_t version, double at) {
     if (folder_.empty()) return {};
     if (at - looked_at_ >= look_every_s) look(at);
     std::vector<Mapped*> of_model;
@@ -137,7 +120,8 @@ class Blocks {
     }
     std::vector<Mapped*> found;
     for (Mapped* const each : of_model) {
-      if (each->block.whole(model_version) == version) found.push_back(each);
+      const Block& block = each->block;
+      if (block.whole(model_version) == version && is_fresh(block, at)) found.push_back(each);
     }
     return found;
   }
@@ -250,10 +234,6 @@ Judged judged_of(const std::string& model, int64_t version) {
 
 std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {
   return blocks().refused_by_all(model, version, asked);
-}
-
-void count_let_in(const std::string& model, int64_t version, int64_t requests) {
-  blocks().count_let_in(model, version, requests);
 }
 
 }  // namespace admission

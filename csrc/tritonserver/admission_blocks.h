@@ -26,7 +26,4 @@ Judged judged_of(const std::string& model, int64_t version);
 // are told that; empty where one would not, or where that is not known.
 std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked);
 
-// So many requests more were let in, or fewer: an instance that is alone and generates sees it.
-void count_let_in(const std::string& model, int64_t version, int64_t requests);
-
 }  // namespace admission

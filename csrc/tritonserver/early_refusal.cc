@@ -1,5 +1,4 @@
-// Refuses requests for lack of time before they cost anything but being read by an endpoint, and
-// counts the others where their model sees that they are on their way.
+// Refuses requests for lack of time before they cost anything but being read by an endpoint.
 //
 // What an endpoint calls of tritonserver's C API (tritonserver.h) to make a request, in one thread:
 // InferenceRequestNew, its setters, AddInput, AppendInputData, ServerInferAsync (stopping.cc). Only
@@ -58,7 +57,6 @@ struct Making {
   std::string model;
   int64_t version = -1;
   std::vector<request_inputs::Input> inputs;
-  bool is_let_in = false;  // and counted
 };
 thread_local Making making;
 bool watching = false;
@@ -147,25 +145,12 @@ void watch(const char* prefix) {
 }
 
 Error* error(Request* request) {
-  making.is_let_in = false;
   if (!watching || making.request != request) return nullptr;
   making.request = nullptr;
   std::string words;
   attempt([&] { words = refusal_of(request); });
-  if (!words.empty()) {
-    return REAL(TRITONSERVER_ErrorNew)(TRITONSERVER_ERROR_UNAVAILABLE, words.c_str());
-  }
-  attempt([] {
-    admission::count_let_in(making.model, making.version, 1);
-    making.is_let_in = true;
-  });
-  return nullptr;
-}
-
-void take_back() {
-  if (!making.is_let_in) return;
-  making.is_let_in = false;
-  attempt([] { admission::count_let_in(making.model, making.version, -1); });
+  if (words.empty()) return nullptr;
+  return REAL(TRITONSERVER_ErrorNew)(TRITONSERVER_ERROR_UNAVAILABLE, words.c_str());
 }
 
 }  // namespace early_refusal

@@ -9,11 +9,7 @@ namespace early_refusal {
 // How the paths of the blocks begin; nullptr: there are none.
 void watch(const char* prefix);
 
-// The error of a request that its model would refuse now for lack of time; nullptr: it may come in,
-// and is counted as one that did.
+// The error of a request that its model would refuse now for lack of time; nullptr: it may come in.
 TRITONSERVER_Error* error(TRITONSERVER_InferenceRequest* request);
-
-// The request of this thread that was let in last was refused for something else.
-void take_back();
 
 }  // namespace early_refusal

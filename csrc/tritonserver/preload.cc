@@ -11,8 +11,7 @@
 // - The end of the server: what that means for requests (stopping.cc), as the supervisor says
 // there.
 // - Overload: a request that its model would refuse for lack of time is refused at once
-//   (early_refusal.cc), and the others are counted where it sees that they are on their way.
-//   Models' processes keep the variable that says where: they need it, too.
+//   (early_refusal.cc). Models' processes keep the variable that says where: they need it, too.
 // - Clients that leave: cancelled requests are counted where models' processes see it
 //   (cancellations.cc). They keep the variable that says where.
 // - The end of the supervisor, however it comes: standard input ends, and with it the whole process

@@ -108,12 +108,9 @@ EXPORTED Error* TRITONSERVER_ServerModelTransactionProperties(TRITONSERVER_Serve
 EXPORTED Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* server,
                                               TRITONSERVER_InferenceRequest* request,
                                               TRITONSERVER_InferenceTrace* trace) {
-  const bool is_of_a_client = of_the_program(__builtin_return_address(0));
-  if (is_of_a_client) {
+  if (of_the_program(__builtin_return_address(0))) {
     if (stopping::is_closed()) return stopping::error();
     if (Error* const refused = early_refusal::error(request)) return refused;
   }
-  Error* const failed = REAL(TRITONSERVER_ServerInferAsync)(server, request, trace);
-  if (is_of_a_client && failed != nullptr) early_refusal::take_back();
-  return failed;
+  return REAL(TRITONSERVER_ServerInferAsync)(server, request, trace);
 }

@@ -66,13 +66,6 @@ EXPORTED bool fusewire_read_sampling_parameters(const char* text, size_t bytes,
   return is_plain;
 }
 
-// `count_let_in`, in the blocks whose paths begin so.
-EXPORTED void fusewire_count_let_in(const char* prefix, const char* model, int64_t version,
-                                    int64_t requests) {
-  admission::watch_blocks(prefix);
-  admission::count_let_in(model, version, requests);
-}
-
 // Whether a request of ids is refused by the blocks whose paths begin so.
 EXPORTED bool fusewire_refused_by_all(const char* prefix, const char* model, int64_t version,
                                       uint64_t id_rows, uint64_t id_length) {

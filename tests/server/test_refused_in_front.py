@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from fusewire.engine.admission_block import _LET_IN
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.server import Server
-from fusewire.serving.supervisor.workplace import SHARED_MEMORY
 from tritonclient.utils import InferenceServerException
 
 from tests.models.test_image_models import saved
@@ -120,28 +118,6 @@ def test_images_do_not_get_into_tritons_queue(asker: Asker, refused: dict[str, A
     assert "CANCELLED" in str(answers.get(timeout=30).status())
     until(lambda: counted(asker, "images") == before + REFUSALS)
     assert in_triton(asker, "images") - answered < REFUSALS
-
-
-def let_in(asker: Asker) -> int:
-    """As the blocks say; that of the model that generates alone counts."""
-    files = SHARED_MEMORY.glob(f"{asker.server.process._region_prefix}admission_*")
-    return max(memoryview(file.read_bytes()).cast("q")[_LET_IN] for file in files)
-
-
-def test_the_model_sees_what_the_front_has_let_in(asker: Asker) -> None:
-    before = let_in(asker)
-    assert "text_output" in over_http(asker, max_new_tokens=4)
-    assert "temperature: got -1" in over_http(asker, temperature=-1)  # refused by the model
-    with Stream(asker.server, "writer", "A prompt", max_new_tokens=4) as stream:
-        assert list(stream)
-    assert let_in(asker) == before + 3
-    wrong: Any = True
-    with (
-        pytest.raises(InferenceServerException, match="data-type is 'BOOL'"),
-        Stream(asker.server, "writer", wrong) as stream,
-    ):
-        list(stream)
-    assert let_in(asker) == before + 3  # Triton has let nothing in
 
 
 def over_http(asker: Asker, **parameters: Any) -> str:

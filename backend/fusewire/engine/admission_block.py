@@ -26,7 +26,6 @@ ENCODER, GENERATION = 0x6675736577010004, 0x6675736577020003
 _SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
 _LIMITS = 4  # of requests, as `Limits` or `GenerationLimits`
 _HEAD, _TAIL = 10, 11
-_LET_IN = 12  # of generation
 _TERMS = 16  # as `Terms` or `GenerationTerms`
 _NAME_BYTES, _NAME = 48, 49
 # Of an encoder:
@@ -275,12 +274,6 @@ class GenerationBlock(Block):
     tenants are above their share. Its memory is GENERATION_BYTES."""
 
     layout = GENERATION
-
-    @property
-    def let_in(self) -> int:
-        """How many requests the front has let in so far, where it knows that they come here: of a
-        model with one instance."""
-        return self._whole[_LET_IN]
 
     def show(self, forecasts: Forecasts | None, above: Sequence[tuple[str, float]]) -> None:
         """Within `with`. None: nothing is refused for lack of time. `above`: of more tenants than

@@ -245,7 +245,6 @@ class GenerationEngine:
         """The server's front refuses by it what would be refused here; before there are
         requests."""
         slo_ms = self.settings.slo_ms
-        self._thread.on_the_way.let_in = lambda: block.let_in
         self._admission.show_in(block, inf if slo_ms is None else slo_ms / 1000)
 
     def refused_in_front(self) -> Counter[str]:
@@ -263,11 +262,6 @@ class GenerationEngine:
             self._loop.costs = self._admission.times.costs = costs
 
         self._thread.call(measure)
-
-    def came(self) -> None:
-        """A request that the server's front has let in: before it is submitted, if it is, within
-        `together`."""
-        self._thread.on_the_way.came()
 
     def together(self) -> AbstractContextManager[None]:
         """See Engine; they begin in one step, where there is room for all."""

@@ -91,14 +91,6 @@ class GenerationScheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    @property
-    def room_beside(self) -> int:
-        """How many could run beside those that wait and run; 0 where none that waits can."""
-        first = self._waiting.first
-        if first is None or self._must_wait(first, self.max_batch_tokens):
-            return 0
-        return max(0, self._max_sequences - self._slots - len(self._waiting))
-
     def sequences(self) -> list[GenerationSequence]:
         """All that run and wait."""
         return [*self._running, *self._groups, *self._waiting]

@@ -14,7 +14,6 @@ from functools import partial
 from fusewire.engine.branches import Generation
 from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.engine.generation_sequence import GenerationSequence
-from fusewire.engine.on_the_way import OnTheWay
 from fusewire.engine.request import CANCELLED, CLOSED, failure
 from fusewire.errors import Cancelled, FusewireError, Unavailable
 
@@ -28,7 +27,6 @@ class GenerationThread:
     """Of one loop, from now until closed. From any thread."""
 
     def __init__(self, loop: GenerationLoop) -> None:
-        self.on_the_way = OnTheWay()
         self._loop = loop
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
@@ -74,7 +72,6 @@ class GenerationThread:
             self._own.together = None
             if added:
                 self._hand_over(added)
-            self.on_the_way.taken()
 
     def _hand_over(self, added: Sequence[tuple[Generation, GenerationSequence]]) -> None:
         with self._submit_lock:
@@ -139,13 +136,8 @@ class GenerationThread:
             return not self._opened and self._asked.empty()
 
     def _take(self) -> None:
-        """Runs the calls that were queued since the last step; waits for one when idle. Where a
-        request begins with the next step, those on their way are waited for."""
+        """Runs the calls that were queued since the last step; waits for one when idle."""
         wait = self._loop.idle
         while wait or not self._asked.empty():
             self._asked.get()()
             wait = False
-        if self.on_the_way.some and (room := self._loop.scheduler.room_beside):
-            self.on_the_way.wait(room)
-            while not self._asked.empty():
-                self._asked.get()()

@@ -177,22 +177,6 @@ def test_a_front_without_descriptors_keeps_the_blocks_it_knows(
     assert refused(prefix, block)
 
 
-@pytest.mark.parametrize(("instances", "seen"), [(1, 3), (2, 0)])
-def test_an_instance_that_is_alone_sees_how_many_requests_were_let_in(
-    prefix: Path, instances: int, seen: int
-) -> None:
-    block = PublishedBlock("m", 1, "m_0", instances).of_generation(generating())
-    other = PublishedBlock("n", 1, "n_0", 1).of_generation(generating())
-    assert block is not None
-    assert other is not None
-    time.sleep(LOOKS_EVERY_S + 0.01)
-    for requests in (1, 3, -1):
-        _PRELOAD.fusewire_count_let_in(
-            str(prefix).encode(), b"m", ctypes.c_int64(LATEST), ctypes.c_int64(requests)
-        )
-    assert (block.let_in, other.let_in) == (seen, 0)
-
-
 def test_what_was_let_in_takes_room_before_the_instance_has_judged_it(prefix: Path) -> None:
     """Requests of 0.05 s, of which 15 find room within the second that they may wait."""
 

@@ -65,7 +65,6 @@ class Generating:
 
     def begin(self, incoming: Incoming, response: Response) -> None:
         """See Begin."""
-        self._engine.came()
         arrived = time.monotonic()
         request = incoming.read()
         # Also of one that is refused where it waits.
