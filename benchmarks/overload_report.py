@@ -62,14 +62,15 @@ def table(rows: Rows) -> str:
     return _markdown(header, lines)
 
 
-def tables(rows: Rows, where: str = "") -> str:
+def tables(rows: Rows, where: Callable[[Rows], str] | None = None) -> str:
     """As the documentation has them, of each model: goodput, then what else there is to say of the
-    least and of the highest load. `where` they were measured stands below each."""
+    least and of the highest load. `where` its rows were measured stands below each."""
     models = dict.fromkeys(row["model"] for row in rows)
     parts: list[str] = []
     for model in models:
-        for each in _of_model([row for row in rows if row["model"] == model]):
-            parts += [each, where] if where else [each]
+        of_model = [row for row in rows if row["model"] == model]
+        for each in _of_model(of_model):
+            parts += [each, where(of_model)] if where else [each]
     return "\n\n".join(parts)
 
 

@@ -191,7 +191,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     generation_curves.BENCHMARK: _above(generation_curves.tables),
     "seq2seq": _seq2seq_table,
     "served": _served_table,
-    "overload": lambda rows: overload_report.tables(rows, _where(rows, rows[0]["versions"])),
+    "overload": lambda rows: overload_report.tables(rows, lambda of: _where(of, of[0]["versions"])),
     turbo_report.BENCHMARK: _above(turbo_report.table),
     training_report.BENCHMARK: _above(training_report.table),
     training_report.MEMORY: _above(training_report.memory_table),

@@ -174,7 +174,7 @@ SECTIONS = (
             "fifo": "the same server with admission off",
             "triton": "the same, and Triton's own queue policy, which rejects what is beyond a "
             "number of requests or has waited for the deadline: of little effect here, as the "
-            "backend takes requests out of that queue at once",
+            "backend takes requests out of that queue at once (not in these runs)",
             "count": "the same, and clients that refuse what is beyond a number under way, as a "
             "gateway does: it takes no time of the server's",
         },
