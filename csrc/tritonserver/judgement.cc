@@ -154,7 +154,7 @@ Judgement judged(const Block& block, const Asked& asked, const OnTheWay& on_the_
     window = std::min(window, planned / lowest);
     earliest = std::min(earliest, planned / factor);
   }
-  if (!(window < none)) return {{}, seconds};  // whenever
+  if (!(window < none)) return {};  // whenever: behind all that has a time
   window += rounding_s;
   earliest -= rounding_s;
 

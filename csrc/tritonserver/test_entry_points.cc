@@ -68,9 +68,10 @@ EXPORTED bool fusewire_read_sampling_parameters(const char* text, size_t bytes,
 
 // Whether a request of ids is refused by the blocks whose paths begin so.
 EXPORTED bool fusewire_refused_by_all(const char* prefix, const char* model, int64_t version,
-                                      uint64_t id_rows, uint64_t id_length) {
+                                      uint64_t id_rows, uint64_t id_length, double timeout_s) {
   admission::watch_blocks(prefix);
   admission::Asked asked;
+  asked.timeout_s = timeout_s;
   asked.id_rows = id_rows;
   asked.id_length = id_length;
   return !admission::refused_by_all(model, version, asked).empty();

@@ -133,12 +133,15 @@ def refused(prefix: Path, block: AdmissionBlock, version: int = LATEST) -> bool:
     return refused_now(prefix, block, version)
 
 
-def refused_now(prefix: Path, block: AdmissionBlock, version: int = LATEST) -> bool:
+def refused_now(
+    prefix: Path, block: AdmissionBlock, version: int = LATEST, within_s: float = 0.0
+) -> bool:
+    """`within_s`: the time that the request has; 0: it names none."""
     with block:
         pass  # it says something
     ids = ctypes.c_uint64(1), ctypes.c_uint64(512)
     found: bool = _PRELOAD.fusewire_refused_by_all(
-        str(prefix).encode(), b"m", ctypes.c_int64(version), *ids
+        str(prefix).encode(), b"m", ctypes.c_int64(version), *ids, ctypes.c_double(within_s)
     )
     return found
 
@@ -207,3 +210,14 @@ def test_what_was_let_in_and_never_came_is_forgotten(prefix: Path) -> None:
     while not refused_now(prefix, block):
         pass
     assert not refused(prefix, block)
+
+
+def test_what_has_no_time_takes_none_of_those_that_have(prefix: Path) -> None:
+    block = PublishedBlock("m", 1, "m_0", 1).of(TEXTS, 8)
+    assert block is not None
+    taken = EncoderAdmission(table(0.0, 1e-4), Expectation(512), block=block)
+    work = Work(Request({"input_ids": np.zeros((1, 512), np.int64)}), time.monotonic() + 1)
+    taken.take(work)
+    time.sleep(LOOKS_EVERY_S + 0.01)
+    assert not any(refused_now(prefix, block) for _ in range(100))
+    assert not refused_now(prefix, block, within_s=1.0)
