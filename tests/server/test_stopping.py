@@ -80,6 +80,9 @@ def frozen(server: Server, model: str) -> int:
     """Stops the model's process: what it has is under way for as long as a test wants."""
     pid = next(stub.pid for stub in server.process.stubs() if stub.model == model)
     os.kill(pid, signal.SIGSTOP)
+    # Threads run on until the first of them has got a core to see the signal.
+    stats = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+    until(lambda: all(path.read_text().rpartition(") ")[2][0] == "T" for path in stats))
     return pid
 
 
