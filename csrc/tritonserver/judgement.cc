@@ -1,9 +1,9 @@
 // The judgement of engine/encoder_admission.py and engine/backlog.py on what their block says.
 //
-// Who is refused here would be refused there at this moment. So a request passes wherever the
-// block is being written, is old, or leaves open what asking would change: slots that are to begin
-// anew, a tenant that is about to be forgotten. What must be computed is rounded in favour of the
-// request.
+// Who is refused here would be refused there at this moment, or once those on the way are judged.
+// So a request passes wherever the block is being written, is old, or leaves open what asking would
+// change: slots that are to begin anew, a tenant that is about to be forgotten. What must be
+// computed is rounded in favour of the request.
 #include "tritonserver/judgement.h"
 
 #include <math.h>

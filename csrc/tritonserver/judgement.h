@@ -38,7 +38,7 @@ inline bool is_fresh(const Block& block, double at) {
 struct Judgement {
   // The instance's own (engine/backlog.py, Backlog._judge; engine/admission.py). Empty where it
   // would take the request, or where that is not known: of what is refused here, it would take
-  // nothing.
+  // nothing behind those on the way.
   std::string words;
   double seconds = 0;  // of an encoder's time that the request takes; 0: not known
 };
