@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fusewire import kernels
 from fusewire.errors import FusewireError
+from fusewire.train.gradients import add_gradient
 from fusewire.train.head_weight import HeadWeight
 from fusewire.train.torch_tensors import stream_of, view
 
@@ -84,7 +85,7 @@ class ChunkedLoss(torch.autograd.Function):
         if dx is not None and rows is not None:
             dx = torch.zeros_like(hidden).index_copy_(0, rows, dx)
         dw, db = (each if each is None else each[:classes] for each in (dw, db))
-        ctx.gradients = dx, dw, db
+        ctx.gradients, ctx.weight = (dx, dw, db), weight
         ctx.scale = None if in_kernel else scale.float()
         return (losses.sum(dtype=torch.float64) * scale).float()
 
@@ -96,10 +97,21 @@ class ChunkedLoss(torch.autograd.Function):
                 "CrossEntropy: got a second backward through one loss, wanted one; compute the "
                 "loss again, or add losses before backward"
             )
-        gradients, ctx.gradients = ctx.gradients, None
-        factor = dloss if ctx.scale is None else dloss * ctx.scale
-        if factor.device.type != "cpu" or factor != 1:  # on a GPU nobody waits to know
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.mul_(factor)
-        return *gradients, None, None, None
+        (dx, dw, db), ctx.gradients = ctx.gradients, None
+        factor: Tensor | float = dloss if ctx.scale is None else dloss * ctx.scale
+        if dloss.device.type == "cpu" and factor == 1:  # on a GPU nobody waits to know
+            factor = 1.0
+        for gradient in (dx, db):
+            if gradient is not None and isinstance(factor, Tensor):
+                gradient.mul_(factor)
+
+        def add(to: Tensor, accumulate: bool) -> None:
+            if not accumulate:
+                torch.mul(dw, factor, out=to)
+            elif isinstance(factor, Tensor):
+                to.addcmul_(dw, factor)
+            else:
+                to.add_(dw)
+
+        of_weight = None if dw is None else add_gradient(ctx.weight, add)
+        return dx, of_weight, db, None, None, None

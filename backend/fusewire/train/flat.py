@@ -164,6 +164,11 @@ class FlatParameters:
         """The parameter that has this name now."""
         return self._slot(name).parameter
 
+    def slot_of(self, parameter: torch.Tensor) -> Slot | None:
+        """Its own, of a parameter that lies in the buffer; None of what is a part of one."""
+        slot = self._by_begin.get(int(parameter.storage_offset()))
+        return slot if slot is not None and slot.parameter is parameter else None
+
     def gradient(self, name: str) -> torch.Tensor:
         """A parameter's slice of `gradients`, a new view each time."""
         return self._slot(name).view(self.gradients)
@@ -271,6 +276,7 @@ class FlatParameters:
             self._slots.append(Slot(by_first[name], places[name], end))
             end += sizes[name]
         self._by_name = {name: slot for slot in self._slots for name in slot.names}
+        self._by_begin = {slot.begin: slot for slot in self._slots if slot.shape.numel()}
         self.layouts += 1
         device = self._slots[0].parameter.device if self._slots else torch.device("cpu")
         values = torch.empty(end, dtype=torch.float32, device=device)  # whatever the default is

@@ -1,4 +1,4 @@
-"""Backward passes whose gradients all lie in the flat buffers, those that torch allocates too."""
+"""Backward passes whose gradients lie in the flat buffers, those of torch's own nodes too."""
 
 from __future__ import annotations
 
@@ -8,8 +8,29 @@ from typing import Any
 
 import torch
 
-from fusewire.train.flat import FlatParameters
+from fusewire.train.flat import FlatParameters, flat_of
 from fusewire.train.slot import Slot
+
+
+def add_gradient(
+    parameter: torch.Tensor, add: Callable[[torch.Tensor, bool], None]
+) -> torch.Tensor | None:
+    """For the backward that runs, of a parameter that others may have gradients of in the same
+    pass: `add(to, accumulate)` writes its gradient to the parameter's slice of the flat buffer, or
+    adds it, and the slice becomes `.grad`, where torch adds those of its own nodes.
+
+    Returns what torch is given: None, or a gradient apart where the slice may not be written."""
+    flat = flat_of(parameter)
+    slot = None if flat is None else flat.slot_of(parameter)
+    if flat is not None and slot is not None and slot.may_be_added_to(flat.gradients):
+        to, accumulate = slot.view(flat.gradients), parameter.grad is not None
+        add(to, accumulate)
+        if not accumulate:
+            parameter.grad = to
+        return None
+    apart = torch.empty_like(parameter)
+    add(apart, False)
+    return apart
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NoReturn
 
 from torch.nn import Dropout, Module
@@ -51,6 +51,9 @@ class LayerModules:
                 if float(table[name]) not in probabilities:
                     self._refuse(self._name(module), f"dropout {table[name]}", "config's")
         self.check()
+
+    def __iter__(self) -> Iterator[Module]:
+        return (module for module, _, _ in self._modules)
 
     @property
     def training(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fusewire.errors import ConfigurationError, Unsupported
 from fusewire.models.blueprint import Stack, tensors_of
+from fusewire.train.embedding import EmbeddingForward, is_plain
 from fusewire.train.flat import FlatParameters
 from fusewire.train.layer_modules import LayerModules
 from fusewire.train.layers import RECOMPUTE, TrainedLayers
@@ -27,12 +28,12 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
     the layers and padded again, with zeros, behind them; a batch of DataCollatorWithFlattening is
     taken as it is. Of encoder-decoder models sources and targets are packed; where a target has
     labels and no mask, what is behind its last label is padding. Embeddings and heads stay
-    transformers' own: a loss over all places of a row (question answering) has the zeros in it, and
-    so has what reads a place of padding: pad at the right for a head that reads the first token
-    (BERT's classifiers), and give the first token behind padding at the left the label -100. Of
-    a row with masked tokens between others a sliding window counts those that are left. Dropout is
-    drawn by torch's generator, from the probabilities that the config has, in layers that are in
-    train().
+    transformers' own (lookups write their gradients to the buffer): a loss over all places of a row
+    (question answering) has the zeros in it, and so has what reads a place of padding: pad at the
+    right for a head that reads the first token (BERT's classifiers), and give the first token
+    behind padding at the left the label -100. Of a row with masked tokens between others a sliding
+    window counts those that are left. Dropout is drawn by torch's generator, from the probabilities
+    that the config has, in layers that are in train().
 
     The layers' own modules hold parameters and are not called: what kernels do not do is refused,
     here and at each forward. Those are modules that were wrapped, exchanged, added or removed (as
@@ -90,7 +91,10 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
         trained.recompute = recompute
         module.fusewire = trained
         module.forward = Forward(module)
+    in_layers = {module for layer_modules in modules for module in layer_modules}
     for module in hf_model.modules():
+        if is_plain(module) and module not in in_layers:
+            module.forward = EmbeddingForward(module)  # type: ignore[method-assign]
         if type(module).__name__ in LABELLED:
             module.register_forward_pre_hook(mask_targets, with_kwargs=True)
     return hf_model

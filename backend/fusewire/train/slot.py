@@ -111,6 +111,17 @@ class Slot:
         except RuntimeError:  # torch refuses to say of a leaf in torch.autograd.grad, only there
             return True
 
+    def may_be_added_to(self, gradients: torch.Tensor) -> bool:
+        """Whether the backward that runs may add its gradient to the slice and make that `.grad`,
+        before torch has the others of the same pass. Hooks of torch wait for what torch is given.
+        """
+        gradient = self.parameter.grad
+        return (
+            (gradient is None or self.is_in(gradients, gradient))
+            and not getattr(self.parameter, "_post_accumulate_grad_hooks", None)
+            and not self.needs_own_memory(gradients)
+        )
+
 
 def check_kind(name: str, parameter: Parameter) -> None:
     """Raises ConfigurationError for a parameter that kernels cannot train."""

@@ -1,0 +1,80 @@
+"""Embeddings of torch whose gradients are written to the flat buffer.
+
+Torch makes a gradient as large as the table for every lookup, and adds up those of a table that
+several modules share, as encoder, decoder and head do: of a large vocabulary that takes longer than
+some layers. Here each lookup adds the rows that it has read to the one gradient that there is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from fusewire import kernels
+from fusewire.train.gradients import add_gradient
+from fusewire.train.torch_tensors import stream_of, view
+
+
+def is_plain(module: nn.Module) -> TypeGuard[nn.Embedding]:
+    """Whether a module looks rows up and does nothing else."""
+    return (
+        isinstance(module, nn.Embedding)
+        and type(module).forward is nn.Embedding.forward
+        and "forward" not in vars(module)
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+        and not module.sparse
+    )
+
+
+class EmbeddingForward:
+    """In the place of a plain Embedding's forward: unlike a bound method, it is copied and pickled
+    with its module."""
+
+    def __init__(self, module: nn.Embedding) -> None:
+        self._module = module
+
+    @torch.compiler.disable
+    def __call__(self, input: Tensor) -> Tensor:
+        """ids [...] -> [..., features]"""
+        found: Tensor = _Lookup.apply(input, self._module.weight, self._module.padding_idx)
+        return found
+
+
+class _Lookup(Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.padding_idx = weight, padding_idx
+        return functional.embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+        ids = ids.reshape(-1).contiguous()
+        if ctx.padding_idx is not None:
+            ids, rows = _without(ctx.padding_idx, ids, rows)
+
+        def add(to: Tensor, accumulate: bool) -> None:
+            stream = stream_of(to.device)
+            kernels.embed_backward(view(to), view(ids), view(rows), 1.0, accumulate, stream)
+
+        return None, add_gradient(ctx.weight, add), None
+
+
+def _without(padding_idx: int, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Leaves out the row that has no gradient. Nobody waits for a GPU to count: there an id outside
+    of the table has none."""
+    padding = ids == padding_idx
+    if ids.device.type != "cpu":
+        return ids.masked_fill(padding, -1), rows
+    if not padding.any():
+        return ids, rows
+    return ids[~padding], rows[~padding]
