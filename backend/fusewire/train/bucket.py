@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fusewire.kernels import SequenceBatch
 from fusewire.models.buckets import power_of_two
 from fusewire.train.packed import Packed
+from fusewire.train.sent_tensors import Kind
 from fusewire.train.torch_tensors import view
 
 # Of tokens in an octave, and places that rows are rounded up to.
@@ -26,40 +29,50 @@ class PackedBucket(Packed):
     token, whose results go nowhere and have no gradient.
     """
 
-    def __init__(self, rows: int, length: int, tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, length: int, tokens: int, tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """`tensors`: of `kinds`, where steps read them."""
         self.shape = rows, length
         self.rows_begin = True
         self._tokens = tokens
-        self._index = torch.zeros(tokens, dtype=torch.int64, device=device)
-        # Of each token in rows that lie one behind the other, a place behind them for the missing.
-        self._places = torch.zeros_like(self._index)
-        self._offsets = torch.zeros(rows + 2, dtype=torch.int32, device=device)
+        self._index = tensors["index"]
+        self._places = tensors["places"]
+        self._offsets = tensors["offsets"]
         longest = max(length, tokens // _STEPS + 1)
         self.batch = SequenceBatch.bucket(view(self._offsets), tokens, longest)
+
+    @staticmethod
+    def kinds(rows: int, tokens: int) -> dict[str, Kind]:
+        """Of each token its place in rows that lie one behind the other; the same with a place
+        behind them for the missing; where sequences begin."""
+        return {
+            "index": Kind((tokens,), torch.int64),
+            "places": Kind((tokens,), torch.int64),
+            "offsets": Kind((rows + 2,), torch.int32),
+        }
 
     @property
     def tokens(self) -> int:
         return self._tokens
 
-    def write(self, there: torch.Tensor, lengths: torch.Tensor) -> None:
-        """there bool [rows, length or less] and lengths [rows], on the CPU."""
+    def write(
+        self, there: torch.Tensor, lengths: torch.Tensor, to: Mapping[str, torch.Tensor]
+    ) -> None:
+        """there bool [rows, length or less] and lengths [rows], on the CPU, as `to` is, which is
+        sent to `tensors`."""
         rows, length = self.shape
         padded = torch.zeros(rows, length, dtype=torch.bool)
         padded[:, : there.shape[1]] = there
         self.rows_begin = bool(there[:, 0].all())
         index = padded.flatten().nonzero().squeeze(1)
-        missing = self._tokens - len(index)
-        places = torch.cat([index, index.new_full((missing,), rows * length)])
-        index = torch.cat([index, index[:1].expand(missing)])
-        ends = [lengths.new_zeros(1), lengths.cumsum(0), lengths.new_tensor([self._tokens])]
-        offsets = torch.cat(ends).to(torch.int32)
-        assert self._index is not None
-        for to, values in (
-            (self._index, index),
-            (self._places, places),
-            (self._offsets, offsets),
-        ):
-            to.copy_(values, non_blocking=True)
+        count, missing = len(index), self._tokens - len(index)
+        to["index"][:count] = to["places"][:count] = index
+        to["index"][count:] = index[0]
+        to["places"][count:] = rows * length
+        offsets = to["offsets"]
+        offsets[0], offsets[-1] = 0, self._tokens
+        offsets[1:-1] = lengths.cumsum(0)
         if self._offsets.device.type == "cpu":  # whose kernels read offsets when they are called
             self.batch = SequenceBatch(view(offsets if missing else offsets[:-1].clone()))
 

@@ -11,7 +11,9 @@ from fusewire.errors import InvalidInput
 from fusewire.train.arguments import refuse_flattened
 from fusewire.train.bucket import PackedBucket, bucket_of
 from fusewire.train.packed import tokens_of
+from fusewire.train.sent_tensors import Kind, SentTensors
 from fusewire.train.targets import NO_LABEL, target_mask
+from fusewire.train.torch_tensors import staged
 
 Batch = Mapping[str, torch.Tensor]
 SOURCE, TARGET = "", "decoder_"  # what the names of a model's arguments begin with
@@ -114,29 +116,54 @@ class BucketInputs:
     """`batch`: tensors of a bucket's sizes on a device; `packed`: their tokens, by side."""
 
     def __init__(self, batch: Batch, sides: Sides, device: torch.device) -> None:
+        buckets = dict(zip(sides, _buckets(sides), strict=True))
+        kinds: dict[str, Kind] = {}
+        for side, (rows, _, tokens) in buckets.items():
+            packed = PackedBucket.kinds(rows, tokens)
+            kinds |= {_packed(side, name): kind for name, kind in packed.items()}
+        of_sides = {name: side for name, _, side in _sorted(batch, sides)}
+        for name, of_side in of_sides.items():
+            if of_side is not None:
+                shape = *buckets[of_side][:2], *batch[name].shape[2:]
+                kinds[name] = Kind(shape, batch[name].dtype)
+        self._sent = SentTensors(kinds, device)
+        there = self._sent.tensors
         self.packed = {
-            name: PackedBucket(*bucket, device)
-            for name, bucket in zip(sides, _buckets(sides), strict=True)
+            side: PackedBucket(*bucket, _of_side(side, there)) for side, bucket in buckets.items()
         }
         self.batch = {
-            name: torch.empty(
-                value.shape if side is None else (*self.packed[side].shape, *value.shape[2:]),
-                dtype=value.dtype,
-                device=device,
-            )
-            for name, value, side in _sorted(batch, sides)
+            name: torch.empty_like(batch[name], device=device) if of_side is None else there[name]
+            for name, of_side in of_sides.items()
         }
 
     def write(self, batch: Batch, sides: Sides) -> None:
+        with self._sent.written() as here:
+            for side, of_side in sides.items():
+                self.packed[side].write(of_side.there, of_side.lengths, _of_side(side, here))
+            for name, value in batch.items():
+                if name in here and value.device.type == "cpu":
+                    _put(name, value, here[name])
         for name, value in batch.items():
-            to = self.batch[name]
-            if to.shape != value.shape:
-                length = value.shape[1]
-                to[:, length:] = NO_LABEL if name == "labels" else 0
-                to = to[:, :length]
-            to.copy_(value, non_blocking=True)
-        for name, side in sides.items():
-            self.packed[name].write(side.there, side.lengths)
+            if name not in here or value.device.type != "cpu":
+                _put(name, value, self.batch[name])
+
+
+def _put(name: str, value: torch.Tensor, to: torch.Tensor) -> None:
+    if to.shape != value.shape:
+        length = value.shape[1]
+        to[:, length:] = NO_LABEL if name == "labels" else 0
+        to = to[:, :length]
+    to.copy_(staged(value, to.device), non_blocking=True)
+
+
+def _packed(side: str, name: str) -> str:
+    """Of a tensor of PackedBucket, beside those of the batch."""
+    return f"{side}packed.{name}"
+
+
+def _of_side(side: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    prefix = _packed(side, "")
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _sorted(batch: Batch, sides: Sides) -> Iterable[tuple[str, torch.Tensor, str | None]]:

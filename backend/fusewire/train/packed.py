@@ -13,7 +13,7 @@ import torch
 
 from fusewire.errors import InvalidInput
 from fusewire.kernels import SequenceBatch
-from fusewire.train.torch_tensors import capturing, stream_of, view
+from fusewire.train.torch_tensors import capturing, staged, stream_of, view
 
 # What DataCollatorWithFlattening hands over beside input_ids, labels and position_ids.
 FLATTENING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
@@ -54,7 +54,7 @@ class Packed:
             self.rows_begin = bool(there[:, 0].all())
             if int(lengths.sum()) < rows * length:
                 index = there.flatten().nonzero().squeeze(1)
-                self._index = index.to(device, non_blocking=True)
+                self._index = staged(index, device).to(device, non_blocking=True)
             cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         elif cu_seqlens is None and capturing(device):
             offsets = torch.arange(rows + 1, dtype=torch.int32, device=device) * length

@@ -11,7 +11,7 @@ import torch
 
 from fusewire import kernels
 from fusewire.train.flat import flat_of
-from fusewire.train.torch_tensors import stream_of, view
+from fusewire.train.torch_tensors import staged, stream_of, view
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Update = tuple[float, float, float, bool, int]  # beta1, beta2, eps, decoupled, steps taken
@@ -97,7 +97,8 @@ class Run:
         now = [[float(group[name]) for group in self._groups] for name in ("lr", "weight_decay")]
         if now != self._known:
             self._known = now
-            self._settings.copy_(torch.tensor(now, dtype=torch.float32), non_blocking=True)
+            settings = torch.tensor(now, dtype=torch.float32)
+            self._settings.copy_(staged(settings, self.device), non_blocking=True)
 
     def _moment(self, name: str, state: Any) -> kernels.Tensor:
         tensors = [state[p][name] for p in self.parameters]

@@ -22,6 +22,13 @@ def stream_of(device: torch.device) -> Stream:
     return _stream(str(device), torch.cuda.current_stream(device).cuda_stream)
 
 
+def staged(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Values that are copied to a device without a wait: in pinned memory where they go from the
+    host to a GPU. From other memory CUDA waits for the stream's work before it copies."""
+    to_gpu = device.type == "cuda" and values.device.type == "cpu"
+    return values.pin_memory() if to_gpu else values
+
+
 def capturing(device: torch.device) -> bool:
     """Whether torch's current stream there is captured into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
