@@ -73,11 +73,14 @@ def test_threads_share_a_context_without_changing_the_answer(place: Placement):
 
 
 @pytest.mark.parametrize("beams", [4, 5])
+@pytest.mark.parametrize(("count", "longest"), [(440, 70), (100, 600)])
 @pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
-def test_many_rows_that_share_their_pages_get_what_each_gets_alone(beams: int, place: Placement):
+def test_many_rows_that_share_their_pages_get_what_each_gets_alone(
+    beams: int, count: int, longest: int, place: Placement
+):
     """Of sources, more than there is room for at once."""
     rng = np.random.default_rng(beams)
-    sources = decoding(*rng.integers(1, 70, 440 // beams).tolist(), heads=8, kv_heads=8)
+    sources = decoding(*rng.integers(1, longest, count // beams).tolist(), heads=8, kv_heads=8)
     arrays = inputs(sources, place)
     past = np.split(arrays["past"], np.cumsum(sources.past)[:-1])
     rows = np.arange(len(sources.added)).repeat(beams)
@@ -94,6 +97,41 @@ def test_many_rows_that_share_their_pages_get_what_each_gets_alone(beams: int, p
         cache.attend(out, o.rows(qkv))
         answers.append(o.read(out).copy())
     np.testing.assert_array_equal(*answers)
+    assert not allowed_error(shape, {**own, "qkv": qkv}, place).excess(answers[0])
+
+
+@pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+@pytest.mark.parametrize("length", [129, 512, 700, 2048])
+def test_beams_of_a_long_source_are_answered_on_a_gpu_whoever_is_beside_them(
+    length: int, place: Placement
+):
+    heads, dim, size, rng = 8, 64, 16, np.random.default_rng(0)
+    o = Operands(place, "dense")
+    keys, values = (
+        o.floats(rng.standard_normal((400, heads, size, dim)).astype(np.float32)) for _ in range(2)
+    )
+    pages = rng.permutation(400)[: 3 * 128].astype(np.int32).reshape(3, 128)
+    last = (length - 1) // size
+    pages[1, :last] = pages[0, :last]  # another source, of which one page alone differs
+    of = np.repeat([0, 1, 2, 1, 0], [1, 7, 4, 9, 37])
+    lengths = np.where(np.arange(len(of)) == 10, length - 1, length).astype(np.int32)
+    q = rng.standard_normal((len(of), heads * dim)).astype(np.float32)
+
+    def answers(order: np.ndarray) -> np.ndarray:
+        batch = k.PagedBatch(
+            o.sequences([1] * len(order)),
+            k.Tensor.from_numpy(np.ascontiguousarray(lengths[order])),
+            k.Tensor.from_numpy(np.ascontiguousarray(pages[of[order]])),
+            size,
+            place.stream,
+        )
+        out, spec = place.empty(*q.shape), k.AttentionSpec(heads=heads, scale=dim**-0.5)
+        arguments = out, o.floats(q[order]), keys, values, batch, spec, None, None
+        k.paged_attention(*arguments, place.stream)
+        return place.numpy(out)
+
+    order = rng.permutation(len(of))
+    np.testing.assert_array_equal(answers(np.arange(len(of)))[order], answers(order))
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ SEQUENCES_STEP = 8
 MANY_SEQUENCES_STEP = 16  # beyond MOST_SEQUENCES
 # Pages of a table's row at least: 16 * 128 positions are no more work to upload than fewer.
 LEAST_PAGES = 128
-# Of a step with sources, all of them and all targets this short: two tables for each of many beams
-# are worth uploading small, and no attention splits so few keys.
+# Of a step with sources all targets this short, or all targets and sources: two tables for each of
+# many beams are worth uploading small, and the kernels of short contexts split no keys.
 SHORT_PAGES = 8
 
 # forward(inputs, step, cache, rooms): fills rooms, [tokens, width] each: hidden states, then what
@@ -103,6 +103,7 @@ class StepReplays(BlockRecordings[StepBucket]):
         for count in sorted({_rounded(n + 1) for n in range(self.max_sequences)}, reverse=True):
             if self._sources:
                 self.record(StepBucket(count, LEAST_PAGES, LEAST_PAGES))
+                self.record(StepBucket(count, SHORT_PAGES, LEAST_PAGES))
                 self.record(StepBucket(count, SHORT_PAGES, SHORT_PAGES))
             else:
                 self.record(StepBucket(count, LEAST_PAGES))
@@ -119,10 +120,17 @@ class StepReplays(BlockRecordings[StepBucket]):
 
 def table_widths(pages: int, source_pages: int | None = None) -> tuple[int, ...]:
     """Of the block tables of a step, and of its sources, that a recorded one has room for."""
-    widths = [pages] if source_pages is None else [pages, source_pages]
-    if source_pages is not None and max(widths) <= SHORT_PAGES:
-        return SHORT_PAGES, SHORT_PAGES
-    return tuple(power_of_two(max(width, LEAST_PAGES)) for width in widths)
+    if source_pages is None:
+        return (_table_width(pages),)
+    if pages > SHORT_PAGES:
+        return _table_width(pages), _table_width(source_pages)
+    if source_pages > SHORT_PAGES:
+        return SHORT_PAGES, _table_width(source_pages)
+    return SHORT_PAGES, SHORT_PAGES
+
+
+def _table_width(pages: int) -> int:
+    return power_of_two(max(pages, LEAST_PAGES))
 
 
 def _rounded(sequences: int) -> int:

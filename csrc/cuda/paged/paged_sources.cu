@@ -1,10 +1,12 @@
-// Attention of one new token a sequence to the whole of a short context: beams to their sources, in
-// translation, where there are hundreds of rows and a few dozen keys.
+// Attention of one new token a sequence to the whole of a context: beams to their sources, in
+// translation, where there are hundreds of rows and a few dozen keys, and in summaries, where there
+// are hundreds of keys.
 //
 // A warp has a head of up to kMostRows rows and all their keys, 32 at a time, in registers, from
 // the fetch to the tensor cores: which lane fetches which numbers is chosen so that each has what
 // its fragments of the products take. Dimensions may be summed in any order, as long as queries and
-// keys agree on it, and so may keys. Blocks share nothing and wait for nobody.
+// keys agree on it, and so may keys. Blocks share nothing and wait for nobody. Many keys are shared
+// out among the warps of a block, which adds up what they found.
 //
 // Of kMostRows neighbouring sequences those with equal tables are served by the first one's warp,
 // which reads the keys once. Each row's sums are the same as by itself. Where more sequences come
@@ -31,6 +33,9 @@ constexpr int kVector = 8;     // numbers of a fetch
 constexpr int kChunk = 32;     // keys in registers
 constexpr int kMostRows = 16;  // neighbours that may read the same keys
 constexpr int kMostPages = 8, kMostKeys = 128;
+// In parts, as many keys as a table of a recorded step has room for; with fewer heads of rows than
+// this the keys of each have to be shared out among blocks.
+constexpr int kMostKeysInParts = 2048, kFewestInParts = 256;
 constexpr int kBlocksPerSm = 3;
 constexpr int kMostInTurn = 4;  // sequences of a warp, where it has several
 
@@ -42,12 +47,62 @@ __device__ __forceinline__ Words words_of(const uint4& vector) {
   return {{vector.x, vector.y, vector.z, vector.w}};
 }
 
-// Of one head, `rows` sequences from one on that share their pages.
-template <class T>
+constexpr int kHalves = 2;  // of a fragment's rows: g, g + 8
+
+// Of some rows over some keys, what a lane has: sums of values weighed relative to the highest
+// score, and its own part of the weights.
+struct Found {
+  float sum[kDim / 8][2 * kHalves], top[kHalves], total[kHalves];
+};
+
+// What the warps of a block but the first have found, a number of all lanes after the other.
+template <int kParts>
+struct FoundParts {
+  static constexpr int kNumbers = sizeof(Found) / sizeof(float);
+  float at[kParts - 1][kNumbers][kWarp];
+
+  __device__ __forceinline__ void put(int part, const Found& found) {
+    const float* const from = reinterpret_cast<const float*>(&found);
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) at[part - 1][i][threadIdx.x % kWarp] = from[i];
+  }
+  __device__ __forceinline__ Found get(int part) const {
+    Found found;
+    float* const to = reinterpret_cast<float*>(&found);
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) to[i] = at[part - 1][i][threadIdx.x % kWarp];
+    return found;
+  }
+};
+template <>
+struct FoundParts<1> {};
+
+// Adds what was found over other keys.
+__device__ __forceinline__ void add(Found& to, const Found& more) {
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const float top = fmaxf(to.top[h], more.top[h]);
+    const float base = top == -INFINITY ? 0.0f : top;  // no key in either
+    const float own = fast_exp2(to.top[h] - base), other = fast_exp2(more.top[h] - base);
+    to.top[h] = top;
+    to.total[h] = fmaf(to.total[h], own, more.total[h] * other);
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 2 * h; i < 2 * h + 2; ++i) {
+        to.sum[n][i] = fmaf(to.sum[n][i], own, more.sum[n][i] * other);
+      }
+    }
+  }
+}
+
+// Of one head, `rows` sequences from one on that share their pages; of a block of kParts warps each
+// has every kParts-th chunk of keys.
+template <class T, int kParts>
 __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out, const T* q,
                                                  const T* keys, const T* values, int sequence,
-                                                 int head, int rows) {
-  constexpr int kHalves = 2;                                      // of a fragment's rows: g, g + 8
+                                                 int head, int rows, FoundParts<kParts>& parts) {
+  const int part = kParts == 1 ? 0 : threadIdx.x / kWarp, begin = part * kChunk;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;  // as in mma.h
   const int row = shape.offsets[sequence];
   const int end = shape.contexts[sequence], newest = end - 1;
@@ -60,42 +115,50 @@ __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out
   // Of tile j of 8 keys a lane has key g, dimensions 8 t and 32 + 8 t on; of 16 keys' values those
   // of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, dimensions 8 g on.
   uint4 k[kChunk / 8][2], v[kChunk / 16][4];
-  enum class Fetch { kLeave, kZeros, kLoad };
-  const auto fetch = [&](int first, bool newest_too) {
-    const auto how = [&](int key) {
-      if (key == newest) return newest_too ? Fetch::kLoad : Fetch::kLeave;
-      if (newest_too && first == 0) return Fetch::kLeave;  // it is there
-      return key < end ? Fetch::kLoad : Fetch::kZeros;  // these enter no sum, whatever memory holds
-    };
+  const auto key_of = [&](int first, int j) { return first + 8 * j + g; };
+  const auto value_of = [&](int first, int b, int i) {
+    return first + 16 * b + 2 * t + i % 2 + i / 2 * 8;
+  };
+  // In the place of keys beyond `last`, which nobody sees, that one: no load waits for a branch.
+  const auto fetch = [&](int first, int last) {
 #pragma unroll
     for (int j = 0; j < kChunk / 8; ++j) {
-      const int key = first + 8 * j + g;
-      const Fetch what = how(key);
-      if (what == Fetch::kLeave) continue;
-      const T* const from = keys + kVector * t + (what == Fetch::kLoad ? place_of(key) : 0);
+      const T* const from = keys + kVector * t + place_of(min(key_of(first, j), last));
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        k[j][c] = uint4{};
-        if (what == Fetch::kLoad) k[j][c] = *reinterpret_cast<const uint4*>(from + 32 * c);
-      }
+      for (int c = 0; c < 2; ++c) k[j][c] = *reinterpret_cast<const uint4*>(from + 32 * c);
     }
 #pragma unroll
     for (int b = 0; b < kChunk / 16; ++b) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int key = first + 16 * b + 2 * t + i % 2 + i / 2 * 8;
-        const Fetch what = how(key);
-        if (what == Fetch::kLeave) continue;
-        v[b][i] = uint4{};
-        if (what == Fetch::kLoad) {
-          v[b][i] = *reinterpret_cast<const uint4*>(values + kVector * g + place_of(key));
-        }
+        const T* const from = values + kVector * g + place_of(min(value_of(first, b, i), last));
+        v[b][i] = *reinterpret_cast<const uint4*>(from);
       }
     }
   };
-  fetch(0, false);
-  if (lane < 2 && end > 0) prefetch((lane == 0 ? keys : values) + place_of(newest));
+  const auto newest_place = place_of(max(newest, 0));
+  fetch(begin, max(newest - 1, 0));
+  if (lane < 2 && end > 0) prefetch((lane == 0 ? keys : values) + newest_place);
   wait_for_inputs();
+  if (begin <= newest && newest < begin + kChunk) {
+    const T* const key = keys + newest_place + kVector * t;
+    const uint4 low = *reinterpret_cast<const uint4*>(key);
+    const uint4 high = *reinterpret_cast<const uint4*>(key + 32);
+    const uint4 value = *reinterpret_cast<const uint4*>(values + newest_place + kVector * g);
+#pragma unroll
+    for (int j = 0; j < kChunk / 8; ++j) {
+      if (key_of(begin, j) < newest) continue;
+      k[j][0] = low;
+      k[j][1] = high;
+    }
+#pragma unroll
+    for (int b = 0; b < kChunk / 16; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (value_of(begin, b, i) >= newest) v[b][i] = value;
+      }
+    }
+  }
 
   Words query[kHalves][2];
 #pragma unroll
@@ -109,15 +172,13 @@ __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out
     }
   }
   const float scale = shape.scale * kLog2E;
-  float sum[kDim / 8][4] = {}, top[kHalves], total[kHalves];
+  Found found = {};
+  auto& [sum, top, total] = found;
 #pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-    top[h] = -INFINITY;
-    total[h] = 0.0f;
-  }
+  for (int h = 0; h < kHalves; ++h) top[h] = -INFINITY;
 #pragma unroll 1
-  for (int first = 0; first < end; first += kChunk) {
-    fetch(first, true);
+  for (int first = begin; first < end; first += kParts * kChunk) {
+    if (first > begin) fetch(first, newest);
     float score[kChunk / 8][4] = {};
 #pragma unroll
     for (int j = 0; j < kChunk / 8; ++j) {
@@ -191,6 +252,16 @@ __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out
     }
   }
 
+  if constexpr (kParts > 1) {
+    if (part > 0) parts.put(part, found);
+    __syncthreads();
+    if (part == 0) {
+#pragma unroll
+      for (int other = 1; other < kParts; ++other) add(found, parts.get(other));
+    }
+    __syncthreads();  // before the next sequence's
+    if (part > 0) return;
+  }
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     const float all = reduce_lanes<4>(total[h], Sum{});
@@ -209,26 +280,47 @@ __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out
   }
 }
 
-// A warp has a head of `in_turn` sequences.
-template <class T>
+// A warp, or in parts a block, has a head of `in_turn` sequences.
+template <class T, int kParts>
 __global__ void __launch_bounds__(32 * kWarps, kBlocksPerSm)
     paged_sources_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q,
                          const T* keys, const T* values, const int in_turn) {
+  __shared__ FoundParts<kParts> parts;
   let_next_start();
-  const int number = static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int of_block = kWarps / kParts, warp = threadIdx.x / kWarp;
+  const int number = static_cast<int>(blockIdx.x) * of_block + warp / kParts;
   const int first = number / shape.heads * in_turn, head = number % shape.heads;
   const int last = min(first + in_turn, shape.sequences);
 #pragma unroll 1
   for (int sequence = first; sequence < last;) {
-    const int rows = sequences_sharing<kMostRows, kMostPages>(shape, sequence);
+    int rows = 0;
+    if constexpr (kParts == 1) {
+      rows = sequences_sharing<kMostRows, kMostPages>(shape, sequence);
+    } else {
+      rows = sequences_sharing_many<kMostRows>(shape, sequence);
+    }
     if (rows > 0 && shape.offsets[sequence + 1] > shape.offsets[sequence]) {
-      attend_to_source(shape, out, q, keys, values, sequence, head, rows);
+      attend_to_source<T, kParts>(shape, out, q, keys, values, sequence, head, rows, parts);
     }
     sequence += max(rows, 1);
   }
   // One block waits whatever it has to do, so that the kernel does not end before those ahead of
   // it; others make room for the next at once.
   if (blockIdx.x == 0) wait_for_inputs();
+}
+
+template <class T, int kParts>
+void launch_parts(const AttentionArguments& a, const Stream& stream) {
+  constexpr int kOfBlock = kWarps / kParts;
+  const int64_t sequences = a.pages->sequences();
+  const int64_t room = int64_t{multiprocessors()} * kBlocksPerSm * kOfBlock;
+  int in_turn = 1;
+  while (in_turn < kMostInTurn && sequences * a.heads > in_turn * room) in_turn *= 2;
+  const int64_t all = (sequences + in_turn - 1) / in_turn * a.heads;
+  const auto blocks = static_cast<unsigned>((all + kOfBlock - 1) / kOfBlock);
+  launch(paged_sources_kernel<T, kParts>, dim3(blocks), dim3(32 * kWarps), 0, stream,
+         PagedShape(a, true), static_cast<T*>(a.out), static_cast<const T*>(a.q.data),
+         static_cast<const T*>(a.key_cache), static_cast<const T*>(a.value_cache), in_turn);
 }
 
 bool aligned(const void* data, int64_t stride) {
@@ -241,20 +333,18 @@ template <class T>
 bool paged_sources_attention(const AttentionArguments& a, const Stream& stream) {
   if (a.head_dim != kDim || a.heads != a.kv_heads || a.queries->max_seqlen() != 1 ||
       !a.mask.full() || a.bias || a.soft_cap > 0.0f || a.cache_format.float8 ||
-      a.pages->max_context() > std::min<int64_t>(kMostKeys, kMostPages * a.pages->page_size()) ||
       !aligned(a.q.data, a.q.stride) || !aligned(a.out, a.out_stride) || !aligned(a.key_cache, 0) ||
       !aligned(a.value_cache, 0)) {
     return false;
   }
-  const int64_t sequences = a.pages->sequences();
-  const int64_t room = int64_t{multiprocessors()} * kBlocksPerSm * kWarps;
-  int in_turn = 1;
-  while (in_turn < kMostInTurn && sequences * a.heads > in_turn * room) in_turn *= 2;
-  const int64_t warps = (sequences + in_turn - 1) / in_turn * a.heads;
-  const auto blocks = static_cast<unsigned>((warps + kWarps - 1) / kWarps);
-  launch(paged_sources_kernel<T>, dim3(blocks), dim3(32 * kWarps), 0, stream, PagedShape(a, true),
-         static_cast<T*>(a.out), static_cast<const T*>(a.q.data),
-         static_cast<const T*>(a.key_cache), static_cast<const T*>(a.value_cache), in_turn);
+  const int64_t keys = a.pages->max_context();
+  if (keys <= std::min<int64_t>(kMostKeys, kMostPages * a.pages->page_size())) {
+    launch_parts<T, 1>(a, stream);
+  } else if (keys <= kMostKeysInParts && a.pages->sequences() * a.heads >= kFewestInParts) {
+    launch_parts<T, kWarps>(a, stream);
+  } else {
+    return false;
+  }
   return true;
 }
 

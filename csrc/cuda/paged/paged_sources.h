@@ -6,7 +6,7 @@
 
 namespace fusewire::cuda {
 
-// Of one new token a sequence to all of a short context, on tensor cores; false, and nothing done,
+// Of one new token a sequence to all of its context, on tensor cores; false, and nothing done,
 // where it is not that.
 template <class T>
 bool paged_sources_attention(const AttentionArguments& a, const Stream& stream);

@@ -41,4 +41,38 @@ __device__ __forceinline__ int sequences_sharing(const PagedShape& shape, int se
   return count;
 }
 
+// The same of sequences with many pages, of which each lane compares one in a round.
+template <int kMostRows>
+__device__ __forceinline__ int sequences_sharing_many(const PagedShape& shape, int sequence) {
+  const int lane = threadIdx.x % kWarp, first = sequence / kMostRows * kMostRows;
+  bool begins_here = true;  // of a sequence in its lane
+  if (const int other = first + lane; lane > 0 && lane < kMostRows && other < shape.sequences) {
+    begins_here = shape.contexts[other - 1] != shape.contexts[other] ||
+                  shape.offsets[other + 1] == shape.offsets[other] ||
+                  shape.offsets[other] == shape.offsets[other - 1];
+  }
+  const int32_t* const table = shape.table + int64_t{first} * shape.table_width;
+  const int context = shape.contexts[sequence];
+  unsigned differing = 0;
+  for (int page = lane; page << shape.page_shift < context && page < shape.table_width;
+       page += kWarp) {
+    int pages[kMostRows];
+#pragma unroll
+    for (int i = 0; i < kMostRows; ++i) {
+      pages[i] = first + i < shape.sequences ? table[i * shape.table_width + page] : 0;
+    }
+#pragma unroll
+    for (int i = 1; i < kMostRows; ++i) {
+      differing |= static_cast<unsigned>(pages[i] != pages[i - 1]) << i;
+    }
+  }
+  const unsigned begins =
+      __ballot_sync(kWholeWarp, begins_here) | __reduce_or_sync(kWholeWarp, differing);
+  const int own = sequence - first;
+  if ((begins >> own & 1) == 0) return 0;
+  int count = 1;
+  while (own + count < kMostRows && (begins >> (own + count) & 1) == 0) ++count;
+  return count;
+}
+
 }  // namespace fusewire::cuda
