@@ -41,7 +41,7 @@ from benchmarks.translated import translated
 OURS, RIVAL = "fusewire", "transformers"
 CHECKED, CHECKED_BEAMS, CHECKED_LENGTH = 4, 4, 24  # sources
 RUNS = 3
-MOST_LENGTH = 128  # positions of the engine's sequences
+LEAST_LENGTH = 128  # positions of the engine's sequences, and of its sources
 # Of rivals: beyond it one run tells enough.
 LONG_RUN_S = 2.0
 
@@ -73,7 +73,7 @@ def _model(
         settings = GenerationSettings(
             dtype=place.dtype,
             max_sequences=max(CHECKED * CHECKED_BEAMS, *(case.rows for case in of_model)),
-            max_length=MOST_LENGTH,
+            max_length=max(LEAST_LENGTH, *(case.source for case in of_model)),
             # The sources of a case in one step, and the first tokens of their texts.
             max_batch_tokens=max(256, *(case.batch * (case.source + 1) for case in of_model)),
             prefix_caching=False,
