@@ -51,13 +51,17 @@ class Continuous:
 
     name = CONTINUOUS
 
-    def __init__(self, engine: GenerationEngine, most: int) -> None:
+    def __init__(self, engine: GenerationEngine, most: int, beams: int = 1) -> None:
+        """`most`: sequences at the same time, of a policy that counts them."""
         self._engine = engine
+        self._beams = beams
         self._tickets: list[Ticket] = []
         self._events: queue.SimpleQueue[tuple[Request, Event]] = queue.SimpleQueue()
 
     def offer(self, request: Request) -> None:
-        parameters = GenerationParameters(max_new_tokens=request.new, ignore_eos=True)
+        search = {"num_beams": self._beams, "temperature": 0.0} if self._beams > 1 else {}
+        new: dict[str, Any] = {"max_new_tokens": request.new, "ignore_eos": True}
+        parameters = GenerationParameters(**new, **search)
         ticket = self._engine.submit(
             GenerationRequest(request.prompt, parameters),
             None,
@@ -92,8 +96,8 @@ class RunToCompletion(Continuous):
 
     name = RUN_TO_COMPLETION
 
-    def __init__(self, engine: GenerationEngine, most: int) -> None:
-        super().__init__(engine, most)
+    def __init__(self, engine: GenerationEngine, most: int, beams: int = 1) -> None:
+        super().__init__(engine, most, beams)
         self._most = most
         self._waiting: deque[Request] = deque()
         self._running = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks import (
     generation_curves,
+    seq2seq_poisson_report,
     seq2seq_report,
     training_report,
     weight_formats_report,
@@ -110,6 +111,7 @@ _GOALS = {
     "generation": _generation,
     generation_curves.BENCHMARK: generation_curves.goals,
     "seq2seq": seq2seq_report.goals,
+    seq2seq_poisson_report.BENCHMARK: seq2seq_poisson_report.goals,
     training_report.BENCHMARK: training_report.goals,
     training_report.MEMORY: training_report.memory_goals,
     "memory": _memory,

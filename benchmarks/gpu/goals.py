@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import generation_curves
+from benchmarks import generation_curves, seq2seq_poisson_report
 from benchmarks.goal import Goal
 from benchmarks.records import Rows, latest
 
@@ -48,6 +48,8 @@ def goals(path: Path) -> list[Goal]:
             own = _best_with_ids(own)
         if name == generation_curves.BENCHMARK:
             found += generation_curves.goals(own)
+        elif name == seq2seq_poisson_report.BENCHMARK:
+            found += seq2seq_poisson_report.goals(own)
         else:
             found += [goal for row in own for goal in _OF_BENCHMARK[name](row)]
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import generation_curves, training_report, turbo_report
+from benchmarks import generation_curves, seq2seq_poisson_report, training_report, turbo_report
 from benchmarks.gpu import generation_tables, seq2seq_tables
 from benchmarks.records import Rows, latest
 
@@ -294,6 +294,9 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "generation_served": _generation_served,
     "seq2seq_gpu": lambda rows: seq2seq_tables.tables(rows, _where(rows)),
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
+    seq2seq_poisson_report.BENCHMARK: lambda rows: (
+        f"{seq2seq_poisson_report.tables(rows)}\n\n{_where(rows)}"
+    ),
     turbo_report.BENCHMARK: lambda rows: f"{turbo_report.table(rows)}\n\n{_where(rows)}",
     training_report.GPU: lambda rows: f"{training_report.gpu_table(rows)}\n\n{_where(rows)}",
     training_report.DDP: lambda rows: f"{training_report.ddp_table(rows)}\n\n{_where(rows)}",

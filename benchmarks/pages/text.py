@@ -103,7 +103,12 @@ SECTIONS = (
     Section(
         "Requests that arrive at random",
         "Continuous batching beside the same engine with batches that run to completion.",
-        (("gpu", "generation_poisson"), ("cpu", "generation_poisson")),
+        (
+            ("gpu", "generation_poisson"),
+            ("cpu", "generation_poisson"),
+            ("gpu", "seq2seq_poisson"),
+            ("cpu", "seq2seq_poisson"),
+        ),
         ("arrivals",),
     ),
     Section(
@@ -242,6 +247,8 @@ encoder` runs one of them. With a GPU:
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
 --model llama-8b --seconds 5 --shares 0.1 0.2 0.3 0.5 0.7 0.9 --sequences 32` |
+| texts to translate that arrive at random | `python -m benchmarks.seq2seq_poisson`, \
+`--device cuda --texts 128` |
 | batches of requests of many lengths | `python -m benchmarks.turbo`, `--device cuda` |
 | memory of a training step | `python -m benchmarks.training_memory` |
 | faults; memory over 200,000 requests | `python -m tests.chaos`, `python -m tests.chaos.soak` |

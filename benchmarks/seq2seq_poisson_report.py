@@ -1,0 +1,89 @@
+"""Tables of translation with beams of texts that arrive at random, and goals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
+from benchmarks.goal import Goal
+from benchmarks.records import Rows
+
+BENCHMARK = "seq2seq_poisson"
+CTRANSLATE2 = "ctranslate2"
+# Times the throughput at an equal p99 of the milliseconds a token.
+WANTED = {RUN_TO_COMPLETION: 2.5, CTRANSLATE2: 2.0}
+
+
+def times_at_equal_p99(rows: Rows, other: str) -> list[dict[str, float]]:
+    """For each rate of another policy: the most that continuous batching does while its p99 is no
+    worse (0: at no rate), times what that does."""
+    found = []
+    for row in rows:
+        if row["policy"] != other or not row["tokens_per_s"]:
+            continue
+        p99 = row["ms_per_token_p99"]
+        equal = [
+            each["tokens_per_s"]
+            for each in rows
+            if each["policy"] == CONTINUOUS and each["ms_per_token_p99"] <= p99
+        ]
+        times = round(max(equal, default=0.0) / row["tokens_per_s"], 2)
+        found.append({"share": row["share"], "times": times})
+    return found
+
+
+def goals(rows: Rows) -> list[Goal]:
+    """At the rate of the other where continuous batching gains least."""
+    found = []
+    for group in groups(rows):
+        for other, wanted in WANTED.items():
+            if times := [each["times"] for each in times_at_equal_p99(group, other)]:
+                what = f"{group[0]['model']}, {group[0]['beams']} beams, arrivals, "
+                what += f"{group[0]['work']}, at equal p99, times the tokens/s of {other}"
+                least = min(times)
+                found.append(Goal(what, f">= {wanted}", f"{least:.2f}", least >= wanted))
+    return found
+
+
+def groups(rows: Rows) -> Iterator[Rows]:
+    """What can be compared, by load."""
+    for work in dict.fromkeys(row["work"] for row in rows):
+        of_work = [row for row in rows if row["work"] == work]
+        yield sorted(of_work, key=lambda row: row["share"])
+
+
+def tables(rows: Rows) -> str:
+    return "\n\n".join(_table(group) for group in groups(rows))
+
+
+def _table(rows: Rows) -> str:
+    middle, _, most = rows[0]["source"]
+    lines = [
+        f"{rows[0]['model']}, {rows[0]['beams']} beams, texts that arrive at random (Poisson, "
+        f"{rows[0]['seconds']:g} s at each rate), sources of up to {most} tokens (median {middle}, "
+        f"log-normal), translations: {rows[0]['work']}; at most {rows[0]['texts']} texts at once "
+        "(load: of what continuous batching does when texts always wait; none: texts without a "
+        "translation at the end of the run, whose wait until then counts):",
+        "",
+        "| load | texts/s | batching | tokens/s | translation, ms: p50 | p99 | none "
+        "| by its length, ms a token: p50 | p99 |",
+        "|---" * 9 + "|",
+        *map(line, rows),
+    ]
+    for other in WANTED:
+        if times := times_at_equal_p99(rows, other):
+            named = ", ".join(f"{each['times']:.2f} ({each['share']:.0%})" for each in times)
+            what = f"Times the throughput of {other} at equal p99 of ms a token, by its load"
+            lines += ["", f"{what}: {named}."]
+    return "\n".join(lines)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One measurement as the table has it."""
+    none = f"{row['without_answer']} of {row['requests']}"
+    cells = [f"{row['share']:.0%}", f"{row['rate']:.2f}", row["policy"]]
+    cells += [f"{row['tokens_per_s']:.0f}"]
+    cells += [f"{row[f'answer_ms_p{q}']:.0f}" for q in (50, 99)]
+    cells += [none, *(f"{row[f'ms_per_token_p{q}']:.1f}" for q in (50, 99))]
+    return f"| {' | '.join(cells)} |"
