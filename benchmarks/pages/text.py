@@ -202,7 +202,10 @@ SECTIONS = (
     Section(
         "Training",
         "Steps of fine-tuning, beside transformers' own layers on torch, eager and compiled, "
-        "which pad a batch to its longest text. [Training](training.md) says how.",
+        "which pad a batch to its longest text. [Training](training.md) says how. LightSeq2's "
+        "authors publish, in fp16 on an A100, 1.99, 1.47 and 1.44 times PyTorch for a Transformer "
+        "with 512, 4096 and 15000 tokens a batch, and 2.12, 1.59, 1.74 and 1.68 for BERT with 8, "
+        "32, 128 and 256 texts.",
         (("cpu", "training"), ("gpu", "training_gpu"), ("gpu", "training_ddp")),
     ),
     Section("Memory", "", (("gpu", "memory"), ("cpu", "memory"), ("cpu", "training_memory"))),
