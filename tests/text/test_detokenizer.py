@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from fusewire.errors import CheckpointError
-from fusewire.text.detokenizer import _BYTE_OF, Detokenizer
+from fusewire.text.byte_pieces import _BYTE_OF
+from fusewire.text.detokenizer import Detokenizer
 from fusewire.text.loose_spaces import TighteningStream, tighten
 from fusewire.text.tokenizer import Tokenizer
 from hypothesis import example, given, settings

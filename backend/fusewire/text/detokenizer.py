@@ -20,34 +20,18 @@ run of bad bytes again with each that follows.)
 from __future__ import annotations
 
 import codecs
-import json
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
 from fusewire.errors import CheckpointError
+from fusewire.text.byte_pieces import BYTE_TOKEN, bytes_of, decoder_steps, joins_bytes
 from fusewire.text.loose_spaces import TighteningStream
 from fusewire.text.piece_text import PieceJoining, PieceStream
 from fusewire.text.tokenizer import FILE, Tokenizer
 
-_BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
 # Last tokens of a prompt in which text is looked for, as context of the answer.
 _PROMPT_TOKENS = 16
-
-
-def _byte_of_character() -> dict[str, int]:
-    """How byte-level vocabularies spell bytes: printable Latin-1 characters as themselves, the
-    others, in order, from U+0100 on (GPT-2, "Language Models are Unsupervised Multitask Learners",
-    section 2.2)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_of_character()
 
 
 class Detokenizer:
@@ -58,10 +42,10 @@ class Detokenizer:
         as others (Whisper's timestamps)."""
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids.union(also_special)
-        steps = [] if tokenizer.joining else _steps(tokenizer.backend.decoder)
-        self._joins_bytes = [step["type"] for step in steps] == ["ByteLevel"]
+        steps = [] if tokenizer.joining else decoder_steps(tokenizer.backend.decoder)
+        self._joins_bytes = joins_bytes(steps)
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
-        self._bytes = cache(_bytes)  # of a vocabulary: once for each token
+        self._bytes = cache(bytes_of)  # of a vocabulary: once for each token
         self._spelling = cache(tokenizer.spelling)
         if not self._joins_bytes:
             _check(steps)
@@ -95,7 +79,7 @@ class Detokenizer:
         return self._tokenizer.decode_as_spelled(ids)
 
     def _is_byte(self, piece: str) -> bool:
-        return self._has_byte_tokens and _BYTE_TOKEN.fullmatch(piece) is not None
+        return self._has_byte_tokens and BYTE_TOKEN.fullmatch(piece) is not None
 
 
 class TextStream:
@@ -184,15 +168,6 @@ class _Pieces:
         return self._stream.flush()
 
 
-def _bytes(piece: str) -> bytes:
-    """A byte-level token's characters' bytes, or, where one of them stands for no byte (in an added
-    token), its own UTF-8."""
-    try:
-        return bytes([_BYTE_OF[character] for character in piece])
-    except KeyError:
-        return piece.encode()
-
-
 class _Window:
     """A decoder of single tokens. `_anchor`: the last tokens whose text is out, the fewest that
     have a text, `_shown`; so the first token's rule has nothing left to do after them."""
@@ -231,17 +206,6 @@ class _Window:
             if shown := self._decode(ids[-size:]):
                 self._anchor, self._shown = ids[-size:], shown
                 return
-
-
-def _steps(decoder: Any) -> list[dict[str, Any]]:
-    """The decoder's steps as tokenizer.json spells them, sequences in sequences laid flat."""
-
-    def flat(step: dict[str, Any]) -> Iterable[dict[str, Any]]:
-        if step["type"] != "Sequence":
-            return [step]
-        return [inner for outer in step["decoders"] for inner in flat(outer)]
-
-    return [] if decoder is None else [*flat(json.loads(decoder.__getstate__()))]
 
 
 def _check(steps: list[dict[str, Any]]) -> None:

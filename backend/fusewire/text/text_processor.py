@@ -111,9 +111,10 @@ class TextProcessor:
 
     def echo(
         self, field: str, prompt: str | Sequence[int], special_tokens: bool
-    ) -> tuple[str, list[int], str, int]:
-        """A prompt's text, its ids, the text of the first of these, and how many characters of the
-        tokens' texts come before that of the prompt."""
+    ) -> tuple[str, list[int], str, list[int] | None, int]:
+        """A prompt's text, its ids, of the first of these the text and, where it is a part of a
+        character, the bytes, and how many characters of the tokens' texts come before that of the
+        prompt."""
         if isinstance(prompt, str):
             text, ids = prompt, self.ids(field, prompt, special_tokens)
         else:
@@ -121,7 +122,8 @@ class TextProcessor:
         tokenizer = self._required()
         unseen = tokenizer.token_text.unseen(ids, tokenizer.special_ids, text)
         first = tokenizer.token_text(ids[0]) if ids else ""
-        return text, ids, first, unseen
+        part = tokenizer.token_text.part(ids[0]) if ids else None
+        return text, ids, first, None if part is None else [*part], unseen
 
     def count(
         self, field: str, texts: Sequence[str | Sequence[str]], prompt: str, limit: int

@@ -17,11 +17,16 @@ class TokenText:
     """
 
     def __init__(
-        self, decode: Callable[[list[int]], str], spelling: Callable[[int], str | None]
+        self,
+        decode: Callable[[list[int]], str],
+        spelling: Callable[[int], str | None],
+        spelled_bytes: Callable[[str], bytes | None],
     ) -> None:
-        """`decode`: of ids to text. `spelling`: of the vocabulary."""
+        """`decode`: of ids to text. `spelling`: of the vocabulary. `spelled_bytes`: those that a
+        spelling stands for, None where it is text."""
         self._decode = decode
         self._spelling = spelling
+        self._spelled_bytes = spelled_bytes
 
     def __call__(self, token: int) -> str:
         if self._before is not None:
@@ -30,6 +35,16 @@ class TokenText:
             if len(whole) >= length:
                 return whole[length:]
         return self._decode([token])
+
+    def part(self, token: int) -> bytes | None:
+        """The bytes of a token that has no text of its own, as they are not whole characters; None
+        of others."""
+        spelled = self._spelled_bytes(self._spelling(token) or "")
+        try:
+            (spelled or b"").decode()
+        except UnicodeDecodeError:
+            return spelled
+        return None
 
     def unseen(self, ids: Sequence[int], special: frozenset[int], text: str) -> int:
         """How many characters of the first tokens' texts `text` does not have, whose ids these are:

@@ -7,7 +7,7 @@ carries (all-MiniLM-L6-v2's cuts at 128 tokens) are training leftovers and switc
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, Encoding, normalizers
 
 from fusewire.errors import CheckpointError
+from fusewire.text.byte_pieces import byte_of_token, bytes_of, decoder_steps, joins_bytes
 from fusewire.text.language_marks import follow_class
 from fusewire.text.languages import Languages
 from fusewire.text.least_tokens import LeastTokens
@@ -24,6 +25,7 @@ from fusewire.text.loose_spaces import tighten
 from fusewire.text.numbering import Numbering
 from fusewire.text.piece_text import PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
+from fusewire.text.sentencepiece_model import BYTE
 from fusewire.text.token_text import TokenText
 from fusewire.text.tokenizer_files import (
     CONFIG,
@@ -225,7 +227,7 @@ class Tokenizer:
     @cached_property
     def token_text(self) -> TokenText:
         """The text of a token behind others."""
-        return TokenText(self.decode, self.spelling)
+        return TokenText(self.decode, self.spelling, self._spelled_bytes)
 
     def piece(self, token: int) -> str:
         """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
@@ -309,6 +311,17 @@ class Tokenizer:
         if self._numbering is not None:
             return self._numbering.names.get(token)
         return self.backend.id_to_token(token)
+
+    @cached_property
+    def _spelled_bytes(self) -> Callable[[str], bytes | None]:
+        """The bytes that a spelling stands for; None where it is text."""
+        if (joining := self.joining) is not None:
+            return lambda piece: byte_of_token(piece) if joining.kinds.get(piece) == BYTE else None
+        steps = decoder_steps(self.backend.decoder)
+        if joins_bytes(steps):
+            return bytes_of
+        has_bytes = any(step["type"] == "ByteFallback" for step in steps)
+        return byte_of_token if has_bytes else lambda piece: None
 
     def _id(self, spelling: str) -> int | None:
         if self._numbering is not None:

@@ -157,6 +157,15 @@ def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:
     assert second["6"] == {"logprob": -9999.0, "rank": 2, "decoded_token": "<6>"}
 
 
+def test_logprobs_have_the_bytes_of_parts_of_characters() -> None:
+    request = GenerateRequest("p", GenerationParameters(logprobs=1), returned={"logprobs"})
+    made = Generated(request, 3, lambda token: "\ufffd", lambda token: bytes([token, 0x82]))
+    made.add(delta(0, "", 1, last=True))
+    ((place,),) = (json.loads(each) for each in made.take()["logprobs"])
+    assert place["7"]["decoded_token"] == "\ufffd"
+    assert place["7"]["bytes"] == [7, 0x82]
+
+
 def test_prompt_logprobs_come_with_the_first_response_alone() -> None:
     scored = PromptLogprobs([4, 7, 6], k=1)
     scored.fill(0, [np.array(x) for x in ([-2.0, -0.5], [3, 1], [[5], [6]], [[-0.25], [-0.5]])])

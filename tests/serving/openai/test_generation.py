@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.errors import InvalidInput
+from fusewire.serving.openai.chat import ChatForm
 from fusewire.serving.openai.completions import CompletionForm
 from fusewire.serving.openai.errors import ApiError
-from fusewire.serving.openai.generation import Generation, Piece, Token
+from fusewire.serving.openai.generation import Generation, Piece, Token, token_at
 from fusewire.serving.openai.generation_bodies import CompletionRequest
 from fusewire_client.calls import Call, Infer
 from fusewire_client.errors import InvalidArgument, Overloaded
@@ -100,17 +101,45 @@ def test_as_many_of_the_likeliest_are_returned_as_were_asked_for(count: int | st
     parameters = {"n": 1, "logprobs": count}
     generation = Generation(transport, "tiny", ["a"], parameters, {}, stream=False, sender={})
     [piece] = asyncio.run(generation.whole())
-    likeliest = [("<5>", -1.0), ("<6>", -2.0)][: int(count)]
-    assert piece.tokens == [Token("<8>", -3.0, likeliest)]
+    likeliest = [(b"<5>", -1.0), (b"<6>", -2.0)][: int(count)]
+    assert piece.tokens == [Token(b"<8>", -3.0, likeliest)]
 
 
 def test_of_tokens_with_one_text_the_taken_one_and_then_the_likeliest_is_returned() -> None:
-    part = "\ufffd"  # what any part of a character decodes to
-    likeliest = [("a", -1.0), (part, -2.0), (part, -3.0)]
-    tokens = [Token(part, -3.0, likeliest), Token("a", -1.0, likeliest)]
+    likeliest = [(b"a", -1.0), (b"", -2.0), (b"", -3.0)]  # ids that the tokenizer has no text for
+    tokens = [Token(b"", -3.0, likeliest), Token(b"a", -1.0, likeliest)]
     (taken, other) = CompletionForm().whole(Piece(0, tokens=tokens))["logprobs"]["top_logprobs"]
-    assert taken == {part: -3.0, "a": -1.0}
-    assert other == {"a": -1.0, part: -2.0}
+    assert taken == {"": -3.0, "a": -1.0}
+    assert other == {"a": -1.0, "": -2.0}
+
+
+def test_parts_of_characters_are_told_apart_by_their_bytes() -> None:
+    euro = "\u20ac".encode()
+    entries = {
+        token: {"logprob": -1.0, "rank": 1, "decoded_token": "\ufffd", "bytes": [byte]}
+        for token, byte in enumerate(euro)
+    }
+    place: Any = {"7": {"logprob": -2.0, "rank": 4, "decoded_token": " a"}, **entries}
+    token = token_at(place, 3)
+    assert token == Token(b" a", -2.0, [(bytes([byte]), -1.0) for byte in euro])
+    (places,) = CompletionForm().whole(Piece(0, tokens=[token]))["logprobs"]["top_logprobs"]
+    names = [f"bytes:\\x{byte:02x}" for byte in euro]
+    assert places == {" a": -2.0} | dict.fromkeys(names, -1.0)
+    (chosen,) = ChatForm().whole(Piece(0, tokens=[token]))["logprobs"]["content"]
+    assert (chosen["token"], chosen["bytes"]) == (" a", [*b" a"])
+    assert [(one["token"], one["bytes"]) for one in chosen["top_logprobs"]] == [
+        (f"\\x{byte:02x}", [byte]) for byte in euro
+    ]
+
+
+def test_parts_of_a_character_begin_where_it_does() -> None:
+    form = CompletionForm()
+    spelled = [b"a", b" \xe2", b"\x82", b"\xac", b"b"]
+    offsets: list[int] = []
+    for part in (spelled[:2], spelled[2:]):  # of a stream
+        tokens = [Token(each, -1.0) for each in part]
+        offsets += form.streamed(Piece(0, tokens=tokens))["logprobs"]["text_offset"]
+    assert offsets == [0, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(

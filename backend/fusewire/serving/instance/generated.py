@@ -35,18 +35,20 @@ class Generated:
         request: GenerateRequest,
         num_input_tokens: int,
         spell: Callable[[int], str],
+        part: Callable[[int], bytes | None] = lambda token: None,
         decode: Callable[[Sequence[int]], str] = lambda token_ids: "",
         decode_word: Callable[[list[int]], str] = lambda token_ids: "",
     ) -> None:
-        """`spell`: a token's text, for log-probabilities. `decode`: that of a segment's tokens.
-        `decode_word`: the same of a word's, with all its spaces."""
+        """`spell`: a token's text, for log-probabilities. `part`: the bytes of one that is a part
+        of a character. `decode`: the text of a segment's tokens. `decode_word`: the same of a
+        word's, with all its spaces."""
         count = request.parameters.n
         self._request = request
         wanted = {"text_output"} | request.returned
         self._makes = [(name, make) for name, make in _OUTPUTS.items() if name in wanted]
         self._num_input_tokens = num_input_tokens
         self._num_cached_tokens = 0
-        self._spell = cache(spell)
+        self._spelled = cache(lambda token: _spelled(spell(token), part(token)))
         self._texts = [request.prefix] * count
         self._tokens = [0] * count
         self._logprobs: list[list[dict[int, dict[str, Any]]]] = [[] for _ in range(count)]
@@ -157,8 +159,12 @@ class Generated:
         return {
             "logprob": max(logprob, _LEAST_LOGPROB),
             "rank": rank or None,  # beam search has none
-            "decoded_token": self._spell(token),
+            **self._spelled(token),
         }
+
+
+def _spelled(text: str, part: bytes | None) -> dict[str, Any]:
+    return {"decoded_token": text} if part is None else {"decoded_token": text, "bytes": [*part]}
 
 
 def _alignment_json(alignment: Alignment) -> str:

@@ -162,6 +162,7 @@ class Texts:
             self._request,
             ticket.num_input_tokens,
             self._engine.tokenizer.token_text,
+            self._engine.tokenizer.token_text.part,
             lambda token_ids: self._engine.tokenizer.decode(list(token_ids)),
             self._engine.tokenizer.decode_as_spelled,
         )

@@ -30,7 +30,7 @@ class ChatForm:
         return self._choice(piece, delta=delta)
 
     def _choice(self, piece: Piece, **said: Any) -> dict[str, Any]:
-        content = [_entry(token.text, token.logprob, token) for token in piece.tokens]
+        content = [_entry(token.spelled, token.logprob, token) for token in piece.tokens]
         return {
             "index": piece.choice,
             **said,
@@ -39,10 +39,10 @@ class ChatForm:
         }
 
 
-def _entry(text: str, logprob: float | None, token: Token | None = None) -> dict[str, Any]:
-    # Of a part of a character there is no text, so its bytes are not known here.
-    spelled = None if "\ufffd" in text else list(text.encode())
-    entry: dict[str, Any] = {"token": text, "logprob": logprob, "bytes": spelled}
+def _entry(spelled: bytes, logprob: float | None, token: Token | None = None) -> dict[str, Any]:
+    # As OpenAI writes bytes that are no text: "\\xf0\\x9f".
+    text = spelled.decode("utf-8", "backslashreplace")
+    entry: dict[str, Any] = {"token": text, "logprob": logprob, "bytes": [*spelled]}
     if token is not None:
         entry["top_logprobs"] = [_entry(*each) for each in token.likeliest]
     return entry

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import codecs
+from collections import Counter, defaultdict
+from functools import partial
 from typing import Any
 
 from fusewire.serving.openai.echo import Echo
 from fusewire.serving.openai.generation import Piece, Token
+
+# A character begins where the first of its tokens does.
+_UTF_8 = partial(codecs.getincrementaldecoder("utf-8"), "replace")
 
 
 class CompletionForm:
@@ -20,6 +25,7 @@ class CompletionForm:
         self._echo = echo
         self._begun: set[int] = set()  # choices whose prompt was written
         self._offsets: Counter[int] = Counter()  # choice -> where its next token begins
+        self._decoders: dict[int, codecs.IncrementalDecoder] = defaultdict(_UTF_8)
 
     def whole(self, piece: Piece) -> dict[str, Any]:
         text, tokens = piece.text, piece.tokens
@@ -41,21 +47,29 @@ class CompletionForm:
         offsets = []
         for token in tokens:
             offsets.append(max(self._offsets[choice], 0))
-            self._offsets[choice] += len(token.text)
+            self._offsets[choice] += len(self._decoders[choice].decode(token.spelled))
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [_text(token.spelled) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_by_text(token) for token in tokens],
             "text_offset": offsets,
         }
 
 
+def _text(spelled: bytes) -> str:
+    """As OpenAI writes bytes that are no text: "bytes:\\xf0\\x9f"."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + spelled.decode("utf-8", "backslashreplace")
+
+
 def _by_text(token: Token) -> dict[str, float] | None:
-    """Of tokens with one text (parts of characters have no other) the one taken stands for all,
-    else the likeliest."""
+    """Of tokens with one text (as ids beyond the tokenizer's, which have none) the one taken stands
+    for all, else the likeliest."""
     if token.logprob is None:
         return None
-    found = {token.text: token.logprob}
-    for text, logprob in token.likeliest:
-        found.setdefault(text, logprob)
+    found = {_text(token.spelled): token.logprob}
+    for spelled, logprob in token.likeliest:
+        found.setdefault(_text(spelled), logprob)
     return found

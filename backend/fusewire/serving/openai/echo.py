@@ -14,12 +14,12 @@ from fusewire.text.written import written_whole
 
 @dataclass(frozen=True)
 class Echo:
-    """Of each prompt its text, its ids, the text of the first of these, and how many characters
+    """Of each prompt its text, its ids, the bytes of the first of these, and how many characters
     tokens have before the text, which the tokenizer put there."""
 
     texts: Sequence[str]
     ids: Sequence[list[int]]
-    first_tokens: Sequence[str]
+    first_tokens: Sequence[bytes]
     characters_before: Sequence[int]
     choices: int  # of each prompt
     logprobs: int | None  # of so many likeliest tokens at each place
@@ -39,7 +39,11 @@ class Echo:
             await model.compute("echo", "prompt", prompt=prompt, special_tokens=special)
             for prompt in prompts
         ]
-        texts, ids, firsts, before = map(list, zip(*echoes, strict=True))
+        texts, ids, first_texts, parts, before = map(list, zip(*echoes, strict=True))
+        firsts = [
+            text.encode() if part is None else bytes(part)
+            for text, part in zip(first_texts, parts, strict=True)
+        ]
         logprobs = written_whole(parameters.get("logprobs"))
         count = logprobs if isinstance(logprobs, int) else None  # else the model refuses it
         return Echo(texts, ids, firsts, before, parameters["n"], count)

@@ -32,17 +32,18 @@ _OUTPUTS = ("finish_reason", "num_input_tokens", "num_cached_tokens", "num_outpu
 OUTPUTS = ("text_output", *_OUTPUTS, "logprobs", "prompt_logprobs")
 
 
-# By token id, as the model's JSON has it: logprob, rank and decoded_token.
+# By token id, as the model's JSON has it: logprob, rank, decoded_token, and bytes of a part.
 Place = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Token:
-    """A chosen token, and the likeliest ones at its position, likeliest first."""
+    """A chosen token, and the likeliest ones at its position, likeliest first: each as its bytes,
+    which need not be whole characters."""
 
-    text: str
+    spelled: bytes
     logprob: float | None  # None of a prompt's first token, before which there is nothing
-    likeliest: Sequence[tuple[str, float]] = ()
+    likeliest: Sequence[tuple[bytes, float]] = ()
 
 
 @dataclass
@@ -250,7 +251,12 @@ def token_at(place: Place, count: int) -> Token:
     taken, *others = entries = list(place.values())
     likeliest = others if len(entries) > count else sorted(entries, key=lambda e: e["rank"])
     return Token(
-        taken["decoded_token"],
+        _spelled(taken),
         taken["logprob"],
-        [(entry["decoded_token"], entry["logprob"]) for entry in likeliest[:count]],
+        [(_spelled(entry), entry["logprob"]) for entry in likeliest[:count]],
     )
+
+
+def _spelled(entry: Mapping[str, Any]) -> bytes:
+    part = entry.get("bytes")
+    return entry["decoded_token"].encode() if part is None else bytes(part)
