@@ -85,8 +85,9 @@ def test_the_default_prompt_stands_before_the_query(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
 
 
-def test_an_empty_document_is_scored_as_by_a_cross_encoder(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, 1)
+@pytest.mark.parametrize("labels", [1, 3])
+def test_an_empty_document_is_scored_as_by_a_cross_encoder(tmp_path: Path, labels: int) -> None:
+    folder = folder_with(tmp_path, labels)
     reference = sentence_transformers.CrossEncoder(str(folder), device="cpu", max_length=64)
     pairs = [(QUERY, ""), ("", DOCUMENTS[0]), ("", "")]
     found = fusewire.Reranker(folder, device="cpu").predict(pairs)

@@ -30,6 +30,7 @@ class Reranker(TextModel):
     """
 
     _task = "classify"
+    _ranks = True
 
     def _loaded(self) -> None:
         classifier = self._engine.model

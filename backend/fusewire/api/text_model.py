@@ -30,6 +30,7 @@ class TextModel:
     """A model folder opened for one of an encoder's tasks: what the classes for texts share."""
 
     _task: ClassVar[str]
+    _ranks: ClassVar[bool] = False  # pairs alone, whose second text may be empty
 
     def __init__(
         self,
@@ -75,7 +76,11 @@ class TextModel:
             settings["max_batch_tokens"] = max_batch_tokens
         self._folder = folder_for(type(self), model, revision)
         self._engine = EncoderEngine(
-            self._folder, self._task, EngineSettings(**settings), device=device
+            self._folder,
+            self._task,
+            EngineSettings(**settings),
+            device=device,
+            ranks=self._ranks,
         )
         self._lock = threading.Lock()
         self._loaded()

@@ -49,10 +49,13 @@ class EncoderEngine:
         settings: EngineSettings | None = None,
         model: Model | None = None,
         device: str = "cpu",
+        *,
+        ranks: bool = False,
     ) -> None:
         """Loads the folder onto `device` (cpu, cuda, cuda:<index>) and records its forwards where
         the device can (CheckpointError, ConfigurationError), or takes a model loaded for `task`
-        from it as it is."""
+        from it as it is. `ranks`: an empty second text is one, not none, whatever the number of
+        labels."""
         contract(task)
         settings = settings or EngineSettings()
         images = isinstance(model, ImageTextModel) or (
@@ -69,6 +72,7 @@ class EncoderEngine:
         self.last_counts = Counts()
         self.progress = Progress()
         self._task = kind(self.model, Tokenizer.load(Path(folder)), settings)
+        self._task.ranks |= ranks
         self._head = self._task.head()
         self.max_length = self._longest(settings.max_length)
         self._inputs = self._task.inputs(self.max_length)
