@@ -120,12 +120,19 @@ def test_a_folder_that_exists_is_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["/missing/path", "./missing", "../missing", "a/b/c", "~/x", "", "a//b", Path("a/b")]
+    "model", ["/missing/path", "./missing", "../missing", "a/b/c", "~/x", "a//b", Path("a/b")]
 )
 def test_what_cannot_be_an_id_is_a_missing_folder(model: str | Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder") as caught:
         model_folder(model)
     assert str(caught.value).startswith(f"{model}: ")
+
+
+@pytest.mark.parametrize("model", ["", " ", "a\0b", "a\n"])
+def test_a_name_that_cannot_be_seen_is_quoted(model: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        model_folder(model)
+    assert str(caught.value).startswith(f"{model!r}: no such folder; give the path of")
 
 
 @pytest.mark.parametrize("model", [None, 5, ["folder"]])

@@ -71,9 +71,11 @@ def model_folder(model: str | Path, *, revision: str | None = None) -> Path:
         return Path(model)
     name, at, tail = str(model).partition("@")
     if isinstance(model, Path) or not _ID.fullmatch(name):
+        shown = str(model)
         raise CheckpointError(
-            f"{model}: no such folder; give the path of a Hugging Face model folder, or a model's "
-            "id on Hugging Face as owner/name"
+            f"{shown if shown.isprintable() and shown.strip() else repr(shown)}: no such folder; "
+            "give the path of a Hugging Face model folder, or a model's id on Hugging Face as "
+            "owner/name"
         )
     if at and revision is not None:
         raise ConfigurationError(

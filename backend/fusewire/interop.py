@@ -10,6 +10,7 @@ when a torch module or tensor is passed in.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,7 @@ def load(
     dtype: str = "auto",
     *,
     quantize: str = "none",
+    quantize_skip: Collection[str] = (),
     revision: str | None = None,
 ) -> Encoder:
     """Loads a Hugging Face folder or a model by its id on Hugging Face (`hub.model_folder`), or
@@ -135,18 +137,22 @@ def load(
     there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
     on a GPU (bfloat16 for models whose numbers outgrow that: T5), and bfloat16 on the CPU is the
     format of matrices alone; `quantize` is that of the layers' matrices: "int8", or on
-    Hopper GPUs "fp8". `revision`: of an id, a branch, tag or commit. Raises
-    CheckpointError for a folder that cannot be loaded, ConfigurationError for a device, dtype or
-    format that is not available.
+    Hopper GPUs "fp8", but for those that `quantize_skip` names. `revision`: of an id, a branch, tag
+    or commit. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError for a
+    device, dtype or format that is not available.
     """
     if not isinstance(folder_or_model, (str, Path)):
-        return from_torch(folder_or_model, task, device, dtype, quantize=quantize)
-    place = Placement(device, dtype, quantize)
+        return from_torch(
+            folder_or_model, task, device, dtype, quantize=quantize, quantize_skip=quantize_skip
+        )
+    place = Placement(device, dtype, quantize, quantize_skip)
     folder = model_folder(folder_or_model, revision=revision)
     config = read_config(folder)
     check_kind(config, ["Embedder"])  # reads texts, too
     task = _encoders(task or tasks_of(config))
-    return Encoder(load_model(folder, task, place, pooler=True), task)
+    model = load_model(folder, task, place, pooler=True)
+    place.check_skipped()
+    return Encoder(model, task)
 
 
 def from_torch(
@@ -156,13 +162,14 @@ def from_torch(
     dtype: str = "auto",
     *,
     quantize: str = "none",
+    quantize_skip: Collection[str] = (),
 ) -> Encoder:
     """Takes over a live transformers module: its configuration and its weights as they are now.
 
     Embedding tables in fp32 on the CPU stay shared with the module, matrices are packed anew: call
     again after the module's weights change.
     """
-    place = Placement(device, dtype, quantize)
+    place = Placement(device, dtype, quantize, quantize_skip)
     config: Any = getattr(hf_model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(hf_model, "state_dict"):
         raise ConfigurationError(
@@ -173,7 +180,9 @@ def from_torch(
     values["architectures"] = [type(hf_model).__name__]
     arrays = {name: _weight(tensor) for name, tensor in hf_model.state_dict().items()}
     task = _encoders(task or tasks_of(values))
-    return Encoder(build_model(values, arrays, task, place, pooler=True), task)
+    model = build_model(values, arrays, task, place, pooler=True)
+    place.check_skipped()
+    return Encoder(model, task)
 
 
 def _encoders(task: str) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
-from fusewire.precision import Precision, check_kv_cache_dtype, check_skipped
+from fusewire.precision import Precision, check_kv_cache_dtype, check_skipped, skipped
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 _MIDDLE = 8  # the zero point of symmetric weights of 4 bits
@@ -53,7 +53,7 @@ class Placement:
         self._quantize = quantize
         self._kv_cache_dtype = kv_cache_dtype
         self.precision = self._precision(dtype)
-        self._quantize_skip = frozenset(quantize_skip)
+        self._quantize_skip = skipped(quantize_skip)
         self.formats: dict[str, str] = {}  # of the matrices so far that can be quantised, by name
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from fusewire.errors import ConfigurationError
+from fusewire.errors import ConfigurationError, shown
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("none", "int8", "fp8")
@@ -85,6 +86,20 @@ def check_kv_cache_dtype(device: str, dtype: str, kv_cache_dtype: str) -> None:
             f"kv_cache_dtype: got 'fp8' on {where}, wanted auto, as only GPUs have kernels for it, "
             "that compute in float16 or bfloat16; leave it out, or choose these"
         )
+
+
+def skipped(given: Any) -> frozenset[str]:
+    """The names of a quantize_skip, a list or with commas between them; ConfigurationError for what
+    is neither."""
+    listed = given.split(",") if isinstance(given, str) else given
+    names = [*listed] if isinstance(listed, Iterable) else [listed]
+    wrong = [each for each in names if not isinstance(each, str)]
+    if wrong:
+        raise ConfigurationError(
+            f"quantize_skip: got {shown(wrong[0])}, wanted a list of names of matrices; write "
+            "['NAME', …], or leave it out"
+        )
+    return frozenset(filter(None, map(str.strip, names)))
 
 
 def check_skipped(skipped: Collection[str], known: Iterable[str]) -> None:

@@ -135,6 +135,14 @@ class Settings(StrictSettings):
         except ValidationError as error:
             raise WrongSetting(error, type(self).model_fields) from None
 
+    @field_validator("quantize_skip", mode="before")
+    @classmethod
+    def _list_of_names(cls, given: Any) -> Any:
+        """As Python's callers write it."""
+        listed = isinstance(given, (list, tuple, set, frozenset))
+        texts = listed and all(isinstance(each, str) for each in given)
+        return ",".join(given) if texts else given
+
     @property
     def quantize_skipped(self) -> frozenset[str]:
         return names(self.quantize_skip)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.api.arguments import check_top_k, listed
-from fusewire.errors import InvalidInput
+from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.precision import skipped
+from fusewire.settings import EngineSettings
 
 
 @pytest.mark.parametrize("given", [["a"], ("a",), iter("a"), np.array(["a"])])
@@ -30,3 +32,18 @@ def test_top_k_is_a_whole_number() -> None:
     for wrong in (0, -1, True, "1", 1.0):
         with pytest.raises(InvalidInput, match=r"top_k: got .*, wanted a whole number of"):
             check_top_k(wrong, "")
+
+
+def test_matrices_that_are_not_quantised_are_named_in_a_list_or_as_settings_are() -> None:
+    for right in (["a", "b"], iter("ab"), "a, b"):
+        assert skipped(right) == {"a", "b"}
+    for wrong, got in ((None, "None"), (["a", 3], "3"), (b"a", "97")):
+        with pytest.raises(ConfigurationError, match=f"quantize_skip: got {got}, wanted a list"):
+            skipped(wrong)
+
+
+@pytest.mark.parametrize("given", [["a", "b"], ("a", "b"), "a,b"])
+def test_settings_take_both(given: Any) -> None:
+    assert EngineSettings(quantize_skip=given).quantize_skipped == {"a", "b"}
+    with pytest.raises(ConfigurationError, match=r"quantize_skip: got .*, wanted"):
+        EngineSettings(quantize_skip=[*given, 3])

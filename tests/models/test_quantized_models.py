@@ -11,6 +11,7 @@ import fusewire
 import numpy as np
 import pytest
 import torch
+import transformers
 from fusewire.calibration import calibrate
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.kernels import default_allocator
@@ -18,6 +19,7 @@ from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
 from scipy.stats import spearmanr
 
+from tests.engine.generating import tiny_folder
 from tests.models.oracle import fusewire_answers, random_sequences
 from tests.models.tiny_decoders import tiny_decoder
 from tests.models.tiny_seq2seq import tiny_seq2seq
@@ -51,6 +53,21 @@ def test_embeddings_of_minilm_and_their_ranks_stay(minilm):
     pairs = np.triu_indices(SENTENCES, 1)
     ranks = spearmanr((exact @ exact.T)[pairs], (quantized @ quantized.T)[pairs])
     assert ranks.statistic >= 0.995
+
+
+def test_each_class_leaves_the_matrices_that_it_is_told(minilm, tmp_path):
+    skip = ["encoder.layer.0.intermediate.dense"]
+    given = {"device": "cpu", "quantize": "int8", "quantize_skip": skip}
+    embedder, loaded = fusewire.Embedder(minilm, **given), fusewire.load(minilm, **given)
+    reference = transformers.AutoModel.from_pretrained(minilm)
+    for model in (embedder._model, loaded.model, fusewire.from_torch(reference, **given).model):
+        stored = model.place.formats
+        assert [name for name, form in stored.items() if form == "float32"] == skip
+    own = ["h.0.mlp.c_fc"]
+    with fusewire.LLM(tiny_folder(tmp_path), **given | {"quantize_skip": own}) as llm:
+        assert llm.engine.model.place.formats[own[0]] == "float32"
+    with pytest.raises(ConfigurationError, match=r"quantize_skip: got 'h.0', wanted names of"):
+        fusewire.load(minilm, **given | {"quantize_skip": ["h.0"]})
 
 
 def test_an_embedding_does_not_depend_on_its_batch(minilm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from fusewire.api import similarity
 from fusewire.api.arguments import listed
 from fusewire.api.text_model import TextModel
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, sent
 from fusewire.tasks.parameters import Value
 from fusewire.tasks.sentence_files import SentenceFiles
 
@@ -90,9 +91,11 @@ class Embedder(TextModel):
             InvalidInput: A text is not a str, or there is no such prompt or dimension.
         """
         dimension = self.get_embedding_dimension()
-        if truncate_dim is not None and not 1 <= truncate_dim <= dimension:
-            remedy = "choose a dimension that the model was trained for"
-            raise InvalidInput("truncate_dim", truncate_dim, f"1..{dimension}", remedy)
+        if truncate_dim is not None:
+            whole = isinstance(truncate_dim, Integral) and not isinstance(truncate_dim, bool)
+            if not whole or not 1 <= truncate_dim <= dimension:
+                remedy = "choose a dimension that the model was trained for"
+                raise InvalidInput("truncate_dim", sent(truncate_dim), f"1..{dimension}", remedy)
         many = [texts] if isinstance(texts, str) else listed("texts", texts, "texts")
         if not many:
             return np.empty((0, truncate_dim or dimension), np.float32)
@@ -176,8 +179,8 @@ class Embedder(TextModel):
         return similarity.similarity_pairwise(self.similarity_fn_name, a, b)
 
     def _prompt(self, name: str) -> str:
-        if name not in self.prompts:
+        if not isinstance(name, str) or name not in self.prompts:
             wanted = f"one of {', '.join(self.prompts)}"
             remedy = "choose one of these, or give the text as `prompt`"
-            raise InvalidInput("prompt_name", repr(name)[:80], wanted, remedy)
+            raise InvalidInput("prompt_name", sent(name), wanted, remedy)
         return self.prompts[name]

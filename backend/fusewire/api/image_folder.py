@@ -36,6 +36,7 @@ class ImageFolder:
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         quantize: Literal["none", "int8", "fp8"] = "none",
+        quantize_skip: Sequence[str] = (),
         revision: str | None = None,
     ) -> None:
         """Loads the model.
@@ -48,6 +49,8 @@ class ImageFolder:
                 `bfloat16` on the CPU: of the matrices alone.
             quantize: Format of the matrices of the model's layers: `none` (that of `dtype`),
                 `int8`, on Hopper GPUs `fp8`.
+            quantize_skip: Names of matrices that `quantize` leaves, as `fusewire import` chooses
+                and prints them.
             revision: Branch, tag or commit of a Hugging Face id.
 
         Raises:
@@ -55,7 +58,9 @@ class ImageFolder:
             ConfigurationError: There is no such device, dtype or format here.
         """
         self._folder = folder_for(type(self), model, revision)
-        self._model = load_image_model(self._folder, self._task, Placement(device, dtype, quantize))
+        place = Placement(device, dtype, quantize, quantize_skip)
+        self._model = load_image_model(self._folder, self._task, place)
+        place.check_skipped()
         self._model.record_forwards(EngineSettings().max_batch_tokens)
         preprocessing = read_preprocessing(self._folder, self._model.config["model_type"])
         self._workers = ImageWorkers(preprocessing)

@@ -38,6 +38,7 @@ class LLM:
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         quantize: Literal["none", "int8", "fp8"] = "none",
+        quantize_skip: Sequence[str] = (),
         revision: str | None = None,
         max_length: int | None = None,
         max_sequences: int | None = None,
@@ -59,6 +60,8 @@ class LLM:
                 `bfloat16` on the CPU: of the matrices alone.
             quantize: Format of the matrices of the model's layers: `none` (that of `dtype`),
                 `int8`, on Hopper GPUs `fp8`.
+            quantize_skip: Names of matrices that `quantize` leaves, as `fusewire import` chooses
+                and prints them.
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Longest prompt and answer together, in tokens; of an encoder-decoder model
                 each of them. Default: the positions that the model has.
@@ -82,6 +85,7 @@ class LLM:
         settings = {
             "dtype": dtype,
             "quantize": quantize,
+            "quantize_skip": quantize_skip,
             "max_length": max_length,
             "max_sequences": max_sequences,
             "max_batch_tokens": max_batch_tokens,

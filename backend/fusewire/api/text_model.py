@@ -39,6 +39,7 @@ class TextModel:
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         quantize: Literal["none", "int8", "fp8"] = "none",
+        quantize_skip: Sequence[str] = (),
         revision: str | None = None,
         max_length: int | None = None,
         max_batch_tokens: int | None = None,
@@ -54,6 +55,8 @@ class TextModel:
                 `bfloat16` on the CPU: of the matrices alone.
             quantize: Format of the matrices of the model's layers: `none` (that of `dtype`),
                 `int8`, on Hopper GPUs `fp8`.
+            quantize_skip: Names of matrices that `quantize` leaves, as `fusewire import` chooses
+                and prints them.
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Longest text in tokens, special tokens included. Default: what the folder
                 says.
@@ -69,6 +72,7 @@ class TextModel:
         settings: dict[str, Any] = {
             "dtype": dtype,
             "quantize": quantize,
+            "quantize_skip": quantize_skip,
             "threads": threads,
             "max_length": max_length,
         }

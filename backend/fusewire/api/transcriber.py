@@ -72,6 +72,7 @@ class Transcriber:
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         quantize: Literal["none", "int8", "fp8"] = "none",
+        quantize_skip: Sequence[str] = (),
         revision: str | None = None,
         max_sequences: int | None = None,
         kv_cache_mib: int | None = None,
@@ -86,6 +87,7 @@ class Transcriber:
             device: As for `LLM`.
             dtype: As for `LLM`.
             quantize: As for `LLM`.
+            quantize_skip: As for `LLM`.
             revision: Branch, tag or commit of a Hugging Face id.
             max_sequences: Sounds that are written down at the same time. Default: 64.
             kv_cache_mib: Memory of the KV cache. Default: as for `LLM`.
@@ -101,6 +103,7 @@ class Transcriber:
         given = {
             "dtype": dtype,
             "quantize": quantize,
+            "quantize_skip": quantize_skip,
             "max_sequences": max_sequences,
             "kv_cache_mib": kv_cache_mib,
             "kv_cache_dtype": kv_cache_dtype,
