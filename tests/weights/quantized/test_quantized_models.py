@@ -97,6 +97,23 @@ def test_ignored_layers_are_plain(tmp_path, ignore):
     assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_table_of_words_has_a_group_of_its_own(tmp_path, tied):
+    """Targets by class: a table is told by its name."""
+    reference = tiny_decoder(tmp_path, "llama", tie_word_embeddings=tied, **ONE_LAYER)
+    layers, table = pack_quantized(), pack_quantized(8, -1)
+    groups = {"group_0": layers.config["config_groups"]["group_0"]}
+    groups["group_1"] = table.config["config_groups"]["group_0"] | {"targets": ["Embedding"]}
+    quantise(tmp_path, reference, Format(layers.write, layers.config | {"config_groups": groups}))
+    path, words = tmp_path / "model.safetensors", reference.model.embed_tokens.weight
+    written, tensors = table.write(words.detach().numpy()), load_file(path)
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors | {f"model.embed_tokens.{k}": v for k, v in written.tensors.items()}, path)
+    with torch.no_grad():
+        words.copy_(torch.from_numpy(written.weight))
+    assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
+
+
 def test_groups_of_layers_have_their_own_formats(tmp_path):
     """Targets by pattern win over those by class."""
     reference = tiny_decoder(tmp_path, "llama", **ONE_LAYER)

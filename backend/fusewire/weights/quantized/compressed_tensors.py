@@ -39,6 +39,7 @@ from fusewire.weights.quantized.weight import (
 _PACKED = "pack-quantized"
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", _PACKED)
 _PATTERN = "re:"
+_TABLE = re.compile(r"(\b(wte|wpe|shared|embed_(in|tokens|positions))|_embeddings?)$")
 _MOST_REPEATS = 6
 _MOST_STEPS = 50_000_000  # to match a name: some seconds
 
@@ -168,9 +169,10 @@ class CompressedTensors:
             if _matches(name, each)
         ]
         named = [s for _, _, s in sorted(found, key=lambda match: match[:2])]
-        # Other targets are classes of modules, which a folder does not tell.
+        # Other targets are classes of modules, of which a folder tells tables by their names.
         by_class = [s for s in self._schemes if any(_is_class(each) for each in s.targets)]
-        schemes = named[:1] or by_class
+        own = "Embedding" if _TABLE.search(name) else "Linear"
+        schemes = named[:1] or [s for s in by_class if own in s.targets] or by_class
         if len(schemes) != 1:
             raise fault(
                 "quantization_config.config_groups",
