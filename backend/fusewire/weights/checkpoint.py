@@ -34,6 +34,8 @@ from fusewire.weights.safetensors import FLOATS, StoredTensor, read_safetensors
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _LISTED = 8
+_UNDECLARED = "quantised weights need a quantization_config in config.json"
+_PACKED = (".qweight", ".weight_packed")
 
 
 class Checkpoint:
@@ -158,8 +160,8 @@ class Checkpoint:
         unread = [f"{name}: got {each.dtype}" for name, each in stored if not each.is_float]
         if unread:
             faults.append(
-                f"of another type than {', '.join(FLOATS)}: {_listed(sorted(unread))} (quantised "
-                "weights need a quantization_config in config.json)"
+                f"of another type than {', '.join(FLOATS)}: {_listed(sorted(unread))} "
+                f"({_UNDECLARED})"
             )
         used |= {each for name in wanted for each in self._group(name)}
         leftover = [
@@ -173,10 +175,13 @@ class Checkpoint:
         if leftover:
             faults.append(f"unexpected: {_names(leftover)}")
         if faults:
-            raise CheckpointError(
-                f"{self.source}: tensors {'; '.join(faults)}; check that config.json and the task "
-                "belong to these weights"
-            )
+            remedy = "check that config.json and the task belong to these weights"
+            if any(name.endswith(_PACKED) for name in leftover):
+                remedy = (
+                    f"{_UNDECLARED}: what a quantize_config.json says, with the quant_method, or "
+                    "download the folder again"
+                )
+            raise CheckpointError(f"{self.source}: tensors {'; '.join(faults)}; {remedy}")
         for _, each in stored:
             if isinstance(each, QuantizedTensor):
                 each.stored()

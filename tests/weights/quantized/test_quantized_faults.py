@@ -130,6 +130,15 @@ def test_a_scale_that_cannot_be_is_named(tmp_path, name, part, value):
         opened(tmp_path, tensors)
 
 
+@pytest.mark.parametrize(("name", "part"), [("fp8-inverse", "weight_scale_inv"), ("awq", "scales")])
+def test_a_scale_that_makes_weights_infinite_is_named(tmp_path, name, part):
+    tensors = layer(tmp_path, name)
+    tensors[f"layer.{part}"] = with_first(2.0**120)(tensors[f"layer.{part}"].float())
+    wanted = rf"'layer\.{part}': got 1\.3\d*e\+36, wanted finite and .*, less than 1e\+35"
+    with pytest.raises(CheckpointError, match=wanted):
+        opened(tmp_path, tensors)
+
+
 @pytest.mark.parametrize("value", [-1, 2, 1 << 30])
 @pytest.mark.parametrize(
     ("name", "part"), [("gptq-act-order", "g_idx"), ("pack-act-order", "weight_g_idx")]
@@ -255,6 +264,22 @@ REFUSED = {
     "eetq": "unquantised",
     "of next year": "unquantised",
 }
+
+
+@pytest.mark.parametrize("key", ["load_in_8bit", "_load_in_4bit"])
+def test_bitsandbytes_is_known_by_its_settings(tmp_path, key):
+    tiny_decoder(tmp_path, "llama", num_hidden_layers=1)
+    edit_config(tmp_path, quantization_config={key: True, "llm_int8_threshold": 6.0})
+    with pytest.raises(CheckpointError, match=r"got 'bitsandbytes', wanted .*; load it with trans"):
+        load_decoder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "pack"])
+def test_packed_weights_that_nothing_declares_are_refused(tmp_path, name):
+    tensors = layer(tmp_path, name)
+    edit_config(tmp_path, quantization_config=...)
+    with pytest.raises(CheckpointError, match="quantised weights need a quantization_config in"):
+        opened(tmp_path, tensors)
 
 
 @pytest.mark.parametrize("method", REFUSED)

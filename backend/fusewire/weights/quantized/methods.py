@@ -60,6 +60,7 @@ _REFUSED = {
     "torchao": "quantise it with llm-compressor instead, or " + _OTHER,
     "gguf": "use the model in the Transformers format that it was converted from",
 }
+_OF_BITSANDBYTES = {f"{start}load_in_{bits}bit" for start in ("", "_") for bits in (4, 8)}
 _PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
 
 
@@ -90,6 +91,8 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
         return Gptq(settings, config.get("model_type"))
     if name == "awq":
         return Awq(settings)
+    if name is None and not _OF_BITSANDBYTES.isdisjoint(settings.values):
+        name = "bitsandbytes"  # by an old version of transformers
     wanted = f"a quant_method of {', '.join(READ)}"
     remedy = _REFUSED.get(name, _OTHER) if isinstance(name, str) else _OTHER
     raise fault(key, settings.values if name is None else name, wanted, remedy)

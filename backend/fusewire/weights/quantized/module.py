@@ -16,6 +16,7 @@ from fusewire.weights.safetensors import StoredTensor
 SCALES = ("F16", "BF16", "F32")
 ONE = ((), (1,), (1, 1))  # shapes of a single scale
 WHOLE = ("I32", "I64")
+_MOST = 1e35  # times any number that a code stands for it is finite in fp32
 # Conv1D of transformers: its weight is [in_features, out_features], quantised as that of a linear.
 _CONV1D = {"gpt2": ("c_attn", "c_fc", "c_proj", "q_attn")}
 _REMEDY = "download the folder again, or quantise the model again"
@@ -60,12 +61,14 @@ class Module:
             raise self.fault(name, "a tensor", f"none, as config.json has it (only {list(names)})")
 
     def scales(self, name: str, *, negative: bool = False) -> NDArray[np.float32]:
-        """Finite, and positive, or at least not 0 where they may be `negative`."""
+        """So small that weights are finite, and positive, or at least not 0 where they may be
+        `negative`."""
         scales = self.parts[name].float32(self._full(name))
-        right = np.isfinite(scales) & ((scales != 0) if negative else (scales > 0))
+        right = (np.abs(scales) < _MOST) & ((scales != 0) if negative else (scales > 0))
         if not right.all():
             got = scales[np.unravel_index(np.argmin(right), scales.shape)]
-            raise self.fault(name, got, f"finite and {'not 0' if negative else 'greater than 0'}")
+            rest = "not 0" if negative else "greater than 0"
+            raise self.fault(name, got, f"finite and {rest}, less than {_MOST:.0e}")
         return scales
 
     def input_scale(self, *names: str) -> float:
