@@ -55,6 +55,8 @@ class Placement:
         self.precision = self._precision(dtype)
         self._quantize_skip = skipped(quantize_skip)
         self.formats: dict[str, str] = {}  # of the matrices so far that can be quantised, by name
+        # Of those that a folder has quantised, by name: whether they are computed as they are.
+        self.as_stored: dict[str, bool] = {}
 
     @property
     def device(self) -> str:
@@ -288,9 +290,13 @@ class Placement:
     @property
     def described(self) -> str:
         """The precision, with the formats that matrices of loaded models, and keys and values, are
-        stored in."""
+        stored in, and how many of a folder's quantised ones are dequantised beside others."""
         stored = [self.precision.weights, *self.formats.values()]
-        return self.precision.with_weights(stored, self._kv_cache_dtype)
+        count, kept = len(self.as_stored), sum(self.as_stored.values())
+        rest = f"{count - kept} of {count} quantised matrices dequantised" if kept else ""
+        return self.precision.with_weights(
+            stored, self._kv_cache_dtype, rest if kept < count else ""
+        )
 
     def check_skipped(self) -> None:
         """After models were loaded: ConfigurationError where quantize_skip names no matrix of

@@ -66,12 +66,16 @@ class Precision:
         """As `serve` prints it: `float32`, or with the formats of weights that differ from it."""
         return self.with_weights([self.weights, self.layers])
 
-    def with_weights(self, formats: Iterable[str], kv_cache_dtype: str = "auto") -> str:
+    def with_weights(
+        self, formats: Iterable[str], kv_cache_dtype: str = "auto", remark: str = ""
+    ) -> str:
         """As `described`, where weights are stored in these, and keys and values so."""
         stored = " and ".join(each for each in dict.fromkeys(formats) if each != self.dtype)
         parts = [f"{stored} weights"] if stored else []
         if kv_cache_dtype != "auto":
             parts.append(f"{kv_cache_dtype} KV cache")
+        if remark:
+            parts.append(remark)
         return f"{self.dtype} ({', '.join(parts)})" if parts else self.dtype
 
 

@@ -56,6 +56,31 @@ def errors(model, expected: list[np.ndarray]) -> float:
     return float(np.sqrt(np.mean(np.concatenate(off) ** 2)))
 
 
+def test_a_placement_says_how_many_are_dequantised_beside_others(tmp_path):
+    """Groups of 48 inputs are none that kernels take."""
+    reference = tiny_decoder(tmp_path, "llama", **(SIZES | {"num_hidden_layers": 1}))
+    kept, others = pack_quantized(group_size=32), pack_quantized(group_size=48)
+    groups = {
+        target: form.config["config_groups"]["group_0"] | {"targets": [target]}
+        for form, target in ((kept, "Linear"), (others, "re:.*down_proj"))
+    }
+    config = kept.config | {"config_groups": groups}
+    quantise(tmp_path, reference, Format(kept.write, config), plain=("lm_head", "down_proj"))
+    rest = ("lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
+    quantise(tmp_path, reference, Format(others.write, config), plain=rest)
+
+    def described(**given) -> str:
+        place = Placement("cpu", **given)
+        load_decoder(tmp_path, place)
+        return place.described
+
+    remark = "of 4 quantised matrices dequantised"
+    assert described() == f"float32 (int4 weights, 1 {remark})"
+    assert described(quantize="int8") == f"float32 (int8 and w4a8 weights, 1 {remark})"
+    skipped = ["layers.0.self_attn.o_proj"]
+    assert described(quantize_skip=skipped) == f"float32 (int4 weights, 2 {remark})"
+
+
 @PLACES
 @pytest.mark.parametrize("name", FORMS)
 def test_a_decoder_answers_as_dequantised(tmp_path, name, place):

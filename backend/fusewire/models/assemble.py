@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Weights:
         as_stored = embeddings.words_as_stored
         if as_stored and origin in self._words:
             return self._words[origin]
+        self._note([table.name.removesuffix(".weight")], as_stored=False)
         rows = self._stored(table.name) if as_stored else self._changed_words(embeddings)
         words: kernels.Tensor | kernels.Linear
         if place.quantizes(name := table.name.removesuffix(".weight"), rows.shape):
@@ -90,6 +92,7 @@ class Weights:
         whose weight is a table (tied embeddings) is a `vocabulary_linear`."""
         if self._origin(dense) in self._words:
             return self.vocabulary_linear(dense)
+        self._note(dense.names, as_stored=False)
         weight = self._stacked(dense, "weight", self._place.dtype)
         return self._place.linear(weight, self._bias(dense), dense.names[0])
 
@@ -98,9 +101,7 @@ class Weights:
         One whose weight is a table (tied embeddings) shares its memory where it can; another's own
         integers stay as those of `layer_linear`."""
         tied = self._words.get(self._origin(dense))
-        if tied is None and (own := self._of_codes(dense)) is not None:
-            return own
-        if tied is None and (own := self._of_int4(dense)) is not None:
+        if tied is None and (own := self._own(dense)) is not None:
             return own
         place, bias, name = self._place, self._bias(dense), dense.names[0]
         quantized = place.quantizes(name, (dense.outputs, dense.inputs))
@@ -113,9 +114,7 @@ class Weights:
         """As `linear`, of a layer: in the placement's format of these, by the first of its names.
         Codes that a checkpoint has for products of 8 bits stay as they are where the placement
         multiplies them."""
-        own = self._of_codes(dense)
-        if own is None:
-            own = self._of_int4(dense)
+        own = self._own(dense)
         if own is not None:
             return own
         weight = self._stacked(dense, "weight", self._place.dtype)
@@ -129,6 +128,18 @@ class Weights:
         module = attention.qkv.names[0].rpartition(".")[0]
         k_scale, v_scale = self._checkpoint.cache_scales.of(module)
         return {"k_scale": k_scale, "v_scale": v_scale}
+
+    def _own(self, dense: Dense) -> kernels.Linear | None:
+        """As the checkpoint has it quantised; None where it has not, or it is to be dequantised."""
+        own = self._of_codes(dense)
+        if own is None:
+            own = self._of_int4(dense)
+        self._note(dense.names, as_stored=own is not None)
+        return own
+
+    def _note(self, names: Sequence[str], *, as_stored: bool) -> None:
+        if any(self._checkpoint.is_quantized(f"{name}.weight") for name in names):
+            self._place.as_stored[names[0]] = as_stored
 
     def _of_codes(self, dense: Dense) -> kernels.Linear | None:
         """None where the checkpoint has none for products of 8 bits, or the placement takes none of

@@ -207,6 +207,11 @@ class Checkpoint:
         tensor = None if stored is None else self._tensors[stored]
         return tensor.int4() if isinstance(tensor, QuantizedTensor) else None
 
+    def is_quantized(self, name: str) -> bool:
+        """Whether a weight is stored so."""
+        stored = self._stored_name(name)
+        return stored is not None and isinstance(self._tensors[stored], QuantizedTensor)
+
     @property
     def quantized_bytes(self) -> int:
         """That all tensors take as they are stored; 0 where no weight is quantised."""
