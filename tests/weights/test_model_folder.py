@@ -163,6 +163,16 @@ def test_tensorflow_weights_are_to_be_imported(folder, name):
         Checkpoint.open(folder)
 
 
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_an_adapter_beside_whole_weights_is_not_left_out_in_silence(folder, name):
+    save_file({"a": np.zeros(1, "f")}, folder / "model.safetensors")
+    (folder / "adapter_config.json").touch()
+    assert "a" in Checkpoint.open(folder)  # as a merged model keeps it
+    (folder / name).touch()
+    with pytest.raises(CheckpointError, match=rf"^model: got {name} .*; merge it .*, or remove it"):
+        Checkpoint.open(folder)
+
+
 def test_a_folder_without_weights_and_no_folder_are_told_apart(folder):
     with pytest.raises(
         CheckpointError, match=r"model: got an empty folder, wanted config.json with"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError, json_type
-from fusewire.weights.formats import INDEX, WEIGHTS, not_a_model
+from fusewire.weights.formats import ADAPTERS, INDEX, WEIGHTS, adapter_beside, not_a_model
 
 JSON_LIMIT_BYTES = 64 << 20
 _POINTER = b"version https://git-lfs"
@@ -97,6 +97,14 @@ def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
 
 def weight_files(folder: Path | str) -> dict[str, list[str] | None]:
     """File name -> the tensors it must hold (None when no index says so), in loading order."""
+    files = _weight_files(folder)
+    for name in ADAPTERS:
+        if (root := open_folder(folder)).joinpath(name).exists():
+            raise adapter_beside(name, root.name)
+    return files
+
+
+def _weight_files(folder: Path | str) -> dict[str, list[str] | None]:
     if file_in(folder, WEIGHTS) is not None:
         return {WEIGHTS: None}
     index = read_json(folder, INDEX)

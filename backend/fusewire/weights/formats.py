@@ -18,13 +18,18 @@ _RESAVE = (
     "names CLASS in `architectures`, and copy the tokenizer's files"
 )
 
+_MERGE = (
+    "merge it into its base model first: peft.AutoPeftModelForCausalLM (or the class of its "
+    "task).from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)"
+)
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+
 # Patterns of file names, what these files are, the remedy. The first that fits is reported.
 _FORMATS = (
     (
         ("adapter_config.json",),
         "a LoRA adapter, not a whole model",
-        "merge it into its base model first: peft.AutoPeftModelForCausalLM (or the class of its "
-        "task).from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)",
+        _MERGE,
     ),
     (
         ("tf_model.h5", "tf_model.h5.index.json", "*.index"),
@@ -79,6 +84,15 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
     lacking = CONFIG if CONFIG not in names else f"{WEIGHTS} or {INDEX}"
     return CheckpointError(
         f"{source}: no {lacking} in the folder; give a Hugging Face model folder"
+    )
+
+
+def adapter_beside(name: str, source: str) -> CheckpointError:
+    """The error for a folder with whole weights and an adapter, of which nobody can tell whether
+    the weights have it already."""
+    return CheckpointError(
+        f"{source}: got {name} (a LoRA adapter, which is not applied) beside whole weights, wanted "
+        f"one of both; {_MERGE}, or remove it where the weights have it already"
     )
 
 
