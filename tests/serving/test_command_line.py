@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,21 @@ def test_flags_stand_in_sections_with_default_and_variable(
     assert places == sorted(places)
     assert places[2] < text.index("--queue-delay-us MICROSECONDS") < places[3]
     assert "[0 to 65535; default: 8000] [env: FUSEWIRE_HTTP_PORT]" in " ".join(text.split())
+
+
+def test_a_terminal_without_a_character_gets_its_number() -> None:
+    command = [sys.executable, "-m", "fusewire", "models"]
+    ascii_alone = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    ended = subprocess.run(command, env=ascii_alone, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "\\u2026" in ended.stdout
+
+
+def test_a_full_disk_is_named_once() -> None:
+    command = [sys.executable, "-m", "fusewire", "models"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (2, "fusewire: No space left on device\n")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,12 +44,14 @@ app = typer.Typer(
 def main() -> None:
     """Runs the command line; an error of ours, or of a file, is one line on stderr and exit
     code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):  # of an encoding that may lack some characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="fusewire")
     except FusewireError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(f"{error.filename or 'fusewire'}: {error.strerror or error}")
+        _fail(": ".join(str(each) for each in (error.filename, error.strerror or error) if each))
     except KeyboardInterrupt:
         sys.exit(130)
 
