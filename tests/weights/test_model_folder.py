@@ -198,6 +198,24 @@ def test_a_folder_of_model_folders_is_told_as_such(folder):
         Checkpoint.open(folder)
 
 
+def refused(*_: object, **__: object) -> bool:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize(("asked", "answer"), [("os.access", lambda *_: False), ("stat", refused)])
+def test_a_file_without_permission_is_told_as_such(folder, monkeypatch, asked, answer):
+    """Root, as which tests may run, has every permission."""
+    (folder / "tokenizer.json").touch()
+    root = open_folder(folder)
+    if asked == "stat":
+        monkeypatch.setattr("fusewire.weights.folder.open_folder", lambda _: root)
+        monkeypatch.setattr(Path, "resolve", answer)
+    else:
+        monkeypatch.setattr(asked, answer)
+    with pytest.raises(CheckpointError, match=r"^tokenizer\.json: got no permission to"):
+        file_in(folder, "tokenizer.json")
+
+
 def test_json_is_read_carefully(folder):
     assert read_json(folder, "config.json") is None
     for text in ("[1]", "{", '{"a":' * 100_000, "\xff"):

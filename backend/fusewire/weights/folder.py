@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def file_in(folder: Path | str, name: str) -> Path | None:
         if path.is_symlink():
             raise CheckpointError(f"{name}: a link to a missing file; copy the file in") from None
         return None
+    except PermissionError:
+        raise _unreadable(name) from None
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "links in a circle"
         raise CheckpointError(f"{name}: cannot be opened ({reason}); copy the file in") from None
@@ -69,6 +72,8 @@ def file_in(folder: Path | str, name: str) -> Path | None:
         )
     if not real.is_file():
         raise CheckpointError(f"{name}: not a regular file; copy the file in")
+    if not os.access(real, os.R_OK):
+        raise _unreadable(name)
     size_bytes = real.stat().st_size
     if size_bytes <= _POINTER_LIMIT_BYTES and real.read_bytes().startswith(_POINTER):
         raise CheckpointError(
@@ -76,6 +81,13 @@ def file_in(folder: Path | str, name: str) -> Path | None:
             "`git lfs pull` in that folder"
         )
     return real
+
+
+def _unreadable(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name}: got no permission to read it, wanted some; see to the permissions of the file "
+        "and its folders"
+    )
 
 
 def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
