@@ -140,6 +140,9 @@ def test_parts_of_a_character_begin_where_it_does() -> None:
         tokens = [Token(each, -1.0) for each in part]
         offsets += form.streamed(Piece(0, tokens=tokens))["logprobs"]["text_offset"]
     assert offsets == [0, 1, 2, 2, 3]
+    broken = [Token(each, -1.0) for each in (b"\xe2", b"a", b"\x82", b"b")]
+    written = CompletionForm().whole(Piece(0, tokens=broken))  # "\ufffda\ufffdb"
+    assert written["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

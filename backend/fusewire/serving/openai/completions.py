@@ -45,9 +45,12 @@ class CompletionForm:
 
     def _logprobs(self, choice: int, tokens: list[Token]) -> dict[str, Any]:
         offsets = []
+        decoder = self._decoders[choice]
         for token in tokens:
+            if not 0x80 <= ord(token.spelled[:1] or b"\0") < 0xC0:  # what was begun is no character
+                self._offsets[choice] += len(decoder.decode(b"", final=True))
             offsets.append(max(self._offsets[choice], 0))
-            self._offsets[choice] += len(self._decoders[choice].decode(token.spelled))
+            self._offsets[choice] += len(decoder.decode(token.spelled))
         return {
             "tokens": [_text(token.spelled) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
