@@ -215,6 +215,7 @@ def test_documents_are_ranked_by_the_models_scores(http: Http, rankers: dict[str
     two = http("/rerank", asked | {"documents": objects, "top_n": 2, "return_documents": False})
     bare = [{k: result[k] for k in ("index", "relevance_score")} for result in answer["results"]]
     assert two.json()["results"] == bare[:2]
+    assert http("/v2/rerank", asked).json()["results"] == answer["results"]  # Cohere's ClientV2
 
 
 def test_a_long_query_and_a_long_document_are_truncated_together(http: Http) -> None:

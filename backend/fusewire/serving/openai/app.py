@@ -98,7 +98,7 @@ class Api:
         app.post("/v1/completions")(self.completions)
         app.post("/v1/chat/completions")(self.chat_completions)
         app.post("/v1/embeddings")(self.embeddings)
-        for path in ("/v1/rerank", "/rerank"):
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
             app.post(path)(self.rerank)
         for path in ("/v1/score", "/score"):
             app.post(path)(self.score)

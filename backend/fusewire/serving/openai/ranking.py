@@ -28,7 +28,7 @@ class RankingBody(EncoderBody):
 
 
 class RerankRequest(RankingBody):
-    """Of /rerank and /v1/rerank: Jina's and Cohere's form, or with `texts` that of TEI."""
+    """Of /rerank, /v1/rerank and /v2/rerank: Jina's and Cohere's form, with `texts` that of TEI."""
 
     query: str
     documents: list[Any] | None = Field(
