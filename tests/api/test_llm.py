@@ -16,7 +16,7 @@ from fusewire import LLM, SamplingParams
 from fusewire.api.outputs import IncompleteOutputs
 from fusewire.engine.finished import Finished
 from fusewire.engine.generation_loop import GenerationLoop
-from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
 from fusewire.generation.spelling import canonical
 from fusewire.text.chat_template import ChatTemplate
 
@@ -96,7 +96,31 @@ def test_prompts_are_texts_ids_or_dictionaries(llm: LLM) -> None:
     assert [answer[0].prompt for answer in answers] == ["Once", None, "Once", None, None]
     (alone,) = llm.generate(ids, max_new_tokens=3)
     assert alone.prompt_token_ids == ids
+    assert llm.generate(np.array(ids), max_new_tokens=3)[0].prompt_token_ids == ids
     assert llm.generate([], max_new_tokens=3) == []
+
+
+@pytest.mark.parametrize("given", [None, b"x", 3, {"prompt": None}])
+def test_what_is_no_prompt_is_named_with_its_place(llm: LLM, given: Any) -> None:
+    got = rf"prompts: got {'int' if given == 3 else 'bytes|NoneType|None'} at 1, wanted a text or"
+    with pytest.raises(InvalidInput, match=got):
+        llm.generate(["a", given])
+
+
+def test_a_conversation_may_have_parts_of_text(llm: LLM) -> None:
+    parts: list[Any] = [{"type": "text", "text": each} for each in ("a", "b")]
+    one, other = (
+        llm.chat([{"role": "user", "content": content}], max_new_tokens=2)[0].prompt_token_ids
+        for content in (parts, "a\nb")
+    )
+    assert one == other
+
+
+def test_a_closed_one_says_so(folder: Path) -> None:
+    with LLM(folder, device="cpu") as llm:
+        pass
+    with pytest.raises(Unavailable, match="model: got a call after it was closed"):
+        llm.generate("a")
 
 
 def test_several_texts_and_log_probabilities(llm: LLM) -> None:

@@ -235,7 +235,15 @@ def test_nesting_without_end_is_the_folders_fault() -> None:
         (["hi"], "messages: got str in message 0, wanted objects"),
         ([{"content": "x"}], "role: got none in message 0, wanted a string"),
         ([{"role": 1, "content": "x"}], "role: got int in message 0, wanted a string"),
-        ([{"role": "user", "content": ["x"]}], "content: got list in message 0, wanted a string"),
+        ([{"role": "user", "content": ("x",)}], "content: got tuple in message 0, wanted a string"),
+        (
+            [{"role": "user", "content": ["x"]}],
+            "messages: got a part of type 'str' in message 0, w",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages: got a part of type 'image_url' in message 0, wanted parts of type text",
+        ),
         ([{"role": "user", "content": None}], "content: got null in message 0, wanted text"),
         ([{"role": "assistant", "content": None}], "content: got null in message 0, wanted text"),
         ([{"role": "user"}], "content: got none in message 0, wanted text"),
@@ -247,6 +255,13 @@ def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         template(CHATML).render(messages)
     assert str(caught.value).startswith(words)
+
+
+def test_parts_of_text_become_its_lines() -> None:
+    parts = [{"type": "text", "text": each} for each in ("one", "two")]
+    conversation = [{"role": "user", "content": parts}, {"role": "user", "content": []}]
+    text = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    assert template(text).render(conversation) == "<one\ntwo><>"
 
 
 def test_an_assistant_that_calls_tools_need_not_speak() -> None:

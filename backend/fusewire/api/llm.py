@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
+
+import numpy as np
 
 from fusewire.api.arguments import listed
 from fusewire.api.offline import Prompt, answers
@@ -13,7 +16,7 @@ from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
 from fusewire.opening import folder_for
@@ -126,6 +129,7 @@ class LLM:
         Raises:
             InvalidInput: A prompt or a parameter is out of range. Raised before anything is
                 computed, and names the prompt's index.
+            Unavailable: The model was closed.
             IncompleteOutputs: Some failed while computing; it holds the outputs of the others.
         """
         many = _prompts(prompts)
@@ -150,6 +154,7 @@ class LLM:
 
         Args:
             messages: A conversation, a list of `{"role": …, "content": …}`; or a list of them.
+                `content` is a text, or a list of parts `{"type": "text", "text": …}`.
             sampling_params: As for `generate`.
             use_tqdm: As for `generate`.
             add_generation_prompt: End each prompt with the beginning of the assistant's answer.
@@ -200,20 +205,26 @@ class LLM:
 
 def _prompts(prompts: Any) -> list[Any]:
     """One prompt as a list of one; dictionaries as what they hold."""
+    ids = isinstance(prompts, Sequence | np.ndarray) and not isinstance(prompts, (str, bytes))
     one = isinstance(prompts, (str, Mapping)) or (
-        isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+        ids and len(prompts) > 0 and isinstance(prompts[0], Integral)
     )
-    return [_plain(each) for each in ([prompts] if one else listed("prompts", prompts, "prompts"))]
+    many = [prompts] if one else listed("prompts", prompts, "prompts")
+    return [_plain(each, index) for index, each in enumerate(many)]
 
 
-def _plain(prompt: Any) -> Any:
-    if not isinstance(prompt, Mapping):
-        return prompt
-    for name in ("prompt_token_ids", "prompt"):
-        if name in prompt:
-            return prompt[name]
-    wanted = "'prompt' or 'prompt_token_ids'"
-    raise InvalidInput("prompts", f"keys {list(prompt)}", wanted, "give a text or token ids")
+def _plain(prompt: Any, index: int) -> Any:
+    if isinstance(prompt, Mapping):
+        name = next((each for each in ("prompt_token_ids", "prompt") if each in prompt), None)
+        if name is None:
+            wanted = "'prompt' or 'prompt_token_ids'"
+            got = f"keys {list(prompt)}"
+            raise InvalidInput("prompts", got, wanted, "give a text or token ids")
+        prompt = prompt[name]
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+        got = f"{type_name(prompt)} at {index}"
+        raise InvalidInput("prompts", got, "a text or a list of token ids", "give one of these")
+    return prompt
 
 
 def _parameters(

@@ -114,6 +114,7 @@ class GenerationEngine:
         check_beams(self.folder, self.parameters(), self.limits, scheduler.check)
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
         costs = CostTable(max_batch_tokens=settings.max_batch_tokens)
+        self.closed = False
         self._admission = Admission(
             settings.max_sequences,
             settings.max_waiting,
@@ -302,6 +303,7 @@ class GenerationEngine:
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets running ones continue for so long, cancels the rest, and
         returns when each has its last event."""
+        self.closed = True
         self._admission.close()
         atexit.unregister(self.close)
         self._thread.close(drain_seconds)

@@ -16,6 +16,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 
 from fusewire.errors import CheckpointError, InvalidInput, type_name
+from fusewire.text.message_parts import text_of_parts
 from fusewire.text.template_sandbox import TemplateSandbox
 from fusewire.text.tokenizer import CONFIG
 from fusewire.weights import file_in, read_json
@@ -212,7 +213,7 @@ def _default_of(templates: list[Any], source: str) -> Any:
 
 
 def _checked(messages: object) -> list[dict[str, Any]]:
-    """The messages without their nulls, which templates do not expect."""
+    """The messages without their nulls, which templates do not expect, and each with one text."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         got = type_name(messages, "null")
         raise InvalidInput("messages", got, "a list", "send a conversation")
@@ -220,12 +221,14 @@ def _checked(messages: object) -> list[dict[str, Any]]:
         wanted = f"1..{MOST_MESSAGES} messages"
         remedy = "send a shorter conversation" if messages else "send at least one"
         raise InvalidInput("messages", f"{len(messages)}", wanted, remedy)
-    size = 0
+    size, plain = 0, []
     for index, message in enumerate(messages):
         where = f" in message {index}"
         if not isinstance(message, Mapping):
             got = f"{type_name(message, 'null')}{where}"
             raise InvalidInput("messages", got, "objects with role and content", "correct it")
+        if isinstance(message.get("content"), list):
+            message = {**message, "content": text_of_parts(message["content"], index)}
         for name in ("role", "content"):
             value = message.get(name, None if name == "content" else 0)
             if not isinstance(value, str) and not (name == "content" and value is None):
@@ -243,9 +246,8 @@ def _checked(messages: object) -> list[dict[str, Any]]:
                 f"at most {MOST_CHARACTERS}",
                 "send a shorter conversation",
             )
-    return [
-        {key: value for key, value in message.items() if value is not None} for message in messages
-    ]
+        plain.append({key: value for key, value in message.items() if value is not None})
+    return plain
 
 
 def _may_be_silent(message: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from fusewire.errors import InvalidInput, type_name
+from fusewire.errors import InvalidInput
 from fusewire.generation.answer_parameters import MOST_LOGPROBS, MOST_SEQUENCES
 from fusewire.generation.no_effect import without_no_effect
 from fusewire.generation.parameters import GenerationParameters
@@ -18,6 +18,7 @@ from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
 from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
 from fusewire.serving.openai.errors import shown
 from fusewire.text.chat_template import MOST_MESSAGES
+from fusewire.text.message_parts import text_of_parts
 from fusewire.text.written import written_flag, written_real, written_whole
 
 # Prompts of one request for completions, each a request to the model.
@@ -51,22 +52,11 @@ def _plain(messages: list[Any]) -> list[dict[str, Any]]:
             got, wanted = f"{shown(message)} in message {index}", "objects with role and content"
             raise InvalidInput("messages", got, wanted, "correct it")
     return [
-        {**message, "content": _text(index, message["content"])}
+        {**message, "content": text_of_parts(message["content"], index)}
         if isinstance(message.get("content"), list)
         else message
         for index, message in enumerate(messages)
     ]
-
-
-def _text(message: int, parts: list[Any]) -> str:
-    texts = []
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else type_name(part, "null")
-        if kind != "text" or not isinstance(part.get("text"), str):
-            got = f"a part of type {str(kind)[:40]!r} in message {message}"
-            raise InvalidInput("messages", got, "parts of type text", "send text alone")
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 Messages = Annotated[list[Any], AfterValidator(_plain)]
