@@ -464,6 +464,13 @@ def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> Non
         ({}, b"{}", 400, b"Content-Type: application/json"),
         (as_form, b"{}", 400, b"Content-Type: got application/x-www-form-urlencoded, wanted"),
         (as_json, b"{", 400, b"ill-formed JSON"),
+        (
+            as_json | {"Content-Encoding": "gzip"},
+            b"\x1f\x8b",
+            400,
+            b"Content-Encoding: got gzip, w",
+        ),
+        (as_json | {"Content-Encoding": "identity"}, b"{", 400, b"ill-formed JSON"),
         (as_json, b"[" * 100, 400, b"deeper nesting"),
         (as_json, b'{"model": NaN}', 400, b"got NaN"),
         (as_json, b'{"model": "tiny", "prompt": "\\ud800"}', 400, b"prompt: got a lone surrogate"),

@@ -148,6 +148,11 @@ def not_json(kind: str) -> str:
     )
 
 
+def packed(coding: str) -> str:
+    """The words for a body that is compressed. `coding`: the header's value."""
+    return f"Content-Encoding: got {coding[:_SHOWN_CHARACTERS]}, wanted none; send the body plain"
+
+
 def no_form(kind: str) -> str:
     """The words for a body of another type where a form with a file is wanted."""
     return (

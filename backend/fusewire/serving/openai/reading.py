@@ -149,7 +149,11 @@ class BoundedRequest(Request):
             self._received.clear()
 
     def _kind(self) -> tuple[str, str, str]:
-        """The type of the body: as it is written, and its two parts."""
+        """The type of the body: as it is written, and its two parts. ApiError for one that is
+        packed."""
+        coding = self.headers.get("content-encoding", "identity")
+        if coding.lower() not in ("", "identity"):
+            raise ApiError(400, errors.packed(coding))
         kind = self.headers.get("content-type", "none")
         main, _, sub = kind.partition(";")[0].strip().lower().partition("/")
         return kind, main, sub
