@@ -33,7 +33,11 @@ def is_torch(value: Any) -> bool:
 
 def integers(name: str, value: Any) -> NDArray[np.int64]:
     """Any integer array or tensor as int64; InvalidInput naming it otherwise."""
-    array: NDArray[Any] = np.asarray(value.detach().cpu().numpy() if is_torch(value) else value)
+    try:
+        array: NDArray[Any] = np.asarray(value.detach().cpu().numpy() if is_torch(value) else value)
+    except ValueError:
+        wanted, remedy = "rows of one length", "call the tokenizer with padding"
+        raise InvalidInput(name, "lists of several lengths", wanted, remedy) from None
     if array.dtype.kind not in "iu":
         raise InvalidInput(name, f"dtype {array.dtype}", "integers", "pass token ids")
     return array.astype(np.int64, copy=False)

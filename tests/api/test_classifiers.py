@@ -110,6 +110,8 @@ def test_documents_are_ranked_as_by_a_cross_encoder(tmp_path: Path) -> None:
     assert ours.rank(QUERY, iter(DOCUMENTS), top_k=5, return_documents=True) == found  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="documents: got one str, wanted a list of texts"):
         ours.rank(QUERY, DOCUMENTS[0])
+    with pytest.raises(InvalidInput, match="query: got list, wanted a text"):
+        ours.rank([QUERY], DOCUMENTS)  # type: ignore[arg-type]
 
 
 def test_what_a_reranker_cannot_do_is_said(tmp_path: Path) -> None:

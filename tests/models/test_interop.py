@@ -88,6 +88,7 @@ def test_results_outlive_the_next_call(tmp_path):
         ({"input_ids": np.zeros(3, int)}, r"input_ids: got shape \[3\]"),
         ({"input_ids": np.zeros((0, 3), int)}, r"input_ids: got shape \[0, 3\]"),
         ({"input_ids": np.zeros((1, 3))}, "input_ids: got dtype float64"),
+        ({"input_ids": [[1, 2], [3]]}, "input_ids: got lists of several lengths"),
         ({"attention_mask": np.ones((1, 2))}, r"attention_mask: got shape \[1, 2\]"),
         ({"attention_mask": np.array([[1, 2, 0]])}, "attention_mask: got other values"),
         ({"attention_mask": np.zeros((1, 3))}, "attention_mask: got a row of zeros"),

@@ -118,6 +118,8 @@ class Reranker(TextModel):
             raise InvalidInput(
                 "model", f"{self._labels} labels", "1, as a reranker has", "call predict instead"
             )
+        if not isinstance(query, str):
+            raise InvalidInput("query", type_name(query), "a text", "give one for all documents")
         check_top_k(top_k, "raise it or leave it out")
         documents = listed("documents", documents, "texts")
         scores = np.atleast_1d(
