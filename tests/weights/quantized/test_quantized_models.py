@@ -114,6 +114,15 @@ def test_a_table_of_words_has_a_group_of_its_own(tmp_path, tied):
     assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
 
 
+def test_a_group_of_activations_alone_is_of_no_weights(tmp_path):
+    form = pack_quantized()
+    keys = {"targets": ["LlamaAttention"], "weights": None, "input_activations": {"num_bits": 8}}
+    groups = form.config["config_groups"] | {"attention": keys}
+    reference = tiny_decoder(tmp_path, "llama", **ONE_LAYER)
+    quantise(tmp_path, reference, Format(form.write, form.config | {"config_groups": groups}))
+    assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
+
+
 def test_groups_of_layers_have_their_own_formats(tmp_path):
     """Targets by pattern win over those by class."""
     reference = tiny_decoder(tmp_path, "llama", **ONE_LAYER)

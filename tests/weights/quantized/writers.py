@@ -197,12 +197,12 @@ def pack_quantized(
     return compressed_tensors(write, "pack-quantized", numbers | strategy | order | size)
 
 
-def int_quantized(strategy: str = "channel", *, symmetric: bool = True) -> Format:
+def int_quantized(strategy: str = "channel", *, symmetric: bool = True, bits: int = 8) -> Format:
     def write(weight: np.ndarray) -> Layer:
         flat = weight.reshape(1, -1) if strategy == "tensor" else weight
         size = 16 if strategy == "group" else flat.shape[1]
-        whole = integers(flat, 8, in_order(flat.shape[1], size), symmetric)
-        codes = (whole.codes - 128).reshape(weight.shape).astype(np.int8)
+        whole = integers(flat, bits, in_order(flat.shape[1], size), symmetric)
+        codes = (whole.codes - (1 << bits - 1)).reshape(weight.shape).astype(np.int8)
         shape = (1,) if strategy == "tensor" else whole.scales.shape
         tensors = {
             "weight": torch.from_numpy(codes),
@@ -210,11 +210,11 @@ def int_quantized(strategy: str = "channel", *, symmetric: bool = True) -> Forma
         }
         whole.scales = tensors["weight_scale"].float().numpy().reshape(whole.scales.shape)
         if not symmetric:
-            zeros = (whole.zeros - 128).astype(np.int8)
+            zeros = (whole.zeros - (1 << bits - 1)).astype(np.int8)
             tensors["weight_zero_point"] = torch.from_numpy(zeros.reshape(shape))
         return Layer(tensors, whole.weight().reshape(weight.shape))
 
-    numbers = {"num_bits": 8, "type": "int", "symmetric": symmetric, "strategy": strategy}
+    numbers = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy}
     if strategy == "group":
         numbers["group_size"] = 16
     return compressed_tensors(write, "int-quantized", numbers)
@@ -335,6 +335,7 @@ FORMATS: Mapping[str, Format] = {
     "int8-asymmetric": int_quantized(symmetric=False),
     "int8-group": int_quantized("group", symmetric=False),
     "int8-tensor": int_quantized("tensor"),
+    "int4-in-bytes": int_quantized(bits=4),
     "fp8": float_quantized(),
     "fp8-tensor": float_quantized("tensor", "naive-quantized"),
     "fp8-block": float_quantized("block"),

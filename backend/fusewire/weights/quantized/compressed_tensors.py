@@ -97,7 +97,10 @@ class CompressedTensors:
         groups = settings.section("config_groups")
         if not groups.values and not settings.values.get("kv_cache_scheme"):
             raise settings.fault("config_groups", "a group of modules")
-        self._schemes = [_scheme(groups.section(key), settings) for key in groups.values]
+        named = [groups.section(key) for key in groups.values]
+        # Where `weights` is null a group is of activations alone, as those of attentions.
+        of_weights = [each for each in named if each.values.get("weights", {}) is not None]
+        self._schemes = [_scheme(each, settings) for each in of_weights]
         self._ignore = settings.names("ignore")
         for pattern in (*self._ignore, *(t for s in self._schemes for t in s.targets)):
             _check_pattern(pattern, settings)
@@ -187,7 +190,8 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
     packed = (group if own else settings).choice("format", _FORMATS) == _PACKED
     weights = group.section("weights")
     kind = weights.choice("type", ("int",) if packed else ("int", "float"), "int")
-    bits = weights.choice("num_bits", (2, 4, 8) if packed else (8,))
+    # In int-quantized those of 4 bits have a byte each too.
+    bits = weights.choice("num_bits", (2, 4, 8) if packed else (4, 8) if kind == "int" else (8,))
     strategies = ("channel", "group") if packed else ("channel", "group", "tensor", "block")
     strategy = weights.choice("strategy", strategies, _default(weights))
     symmetric = weights.choice("symmetric", (True, False), True)
