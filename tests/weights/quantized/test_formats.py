@@ -69,6 +69,13 @@ def test_one_group_of_all_inputs(tmp_path):
     np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
 
 
+def test_autoround_packs_as_gptq_where_it_does_not_say(tmp_path):
+    form = gptq(method="auto-round")
+    del form.config["packing_format"]
+    layer = write_layer(tmp_path, form, random_weight())
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
+
+
 @pytest.mark.parametrize("alias", [True, "dynamic"])
 def test_an_order_by_activations_has_other_names(tmp_path, alias):
     form = pack_quantized(act_order=True)

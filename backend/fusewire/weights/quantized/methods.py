@@ -84,7 +84,7 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
         return CompressedTensors(settings, config.get("model_type"))
     if name == "auto-round":
         settings.choice("data_type", ("int",), "int")
-        name = _PACKINGS[settings.choice("packing_format", tuple(_PACKINGS))]
+        name = _PACKINGS[settings.choice("packing_format", tuple(_PACKINGS), next(iter(_PACKINGS)))]
     if name == "fp8":
         return Fp8(settings)
     if name == "gptq":
