@@ -41,8 +41,11 @@ def starter(process: Any) -> Starter:
     return Starter(process, process, [], ServerSettings(), lambda level, line: None)
 
 
-def test_one_that_aborts_is_started_once_more(caplog: pytest.LogCaptureFixture) -> None:
-    process = Process(-signal.SIGABRT, None)
+@pytest.mark.parametrize("crash", [signal.SIGABRT, signal.SIGSEGV])
+def test_one_that_crashes_is_started_once_more(
+    caplog: pytest.LogCaptureFixture, crash: signal.Signals
+) -> None:
+    process = Process(-crash, None)
     starter(process).start(["m"])
     assert process.starts == 2
     assert "last words\nit is started once more" in caplog.text
@@ -50,12 +53,19 @@ def test_one_that_aborts_is_started_once_more(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize(
     ("ends", "starts"),
-    [((-signal.SIGABRT, -signal.SIGABRT), 2), ((1,), 1), ((-signal.SIGKILL,), 1)],
-    ids=["aborts again", "exits", "is killed"],
+    [((-signal.SIGABRT, -signal.SIGSEGV), 2), ((1,), 1), ((-signal.SIGKILL,), 1)],
+    ids=["crashes again", "exits", "is killed"],
 )
 def test_another_end_is_an_error_with_its_last_words(ends: tuple[int, ...], starts: int) -> None:
     process = Process(*ends)
     of = starter(process)
-    with pytest.raises(ServerFailed, match=r"(?s)exited while starting.*last words"):
+    how = f"ended by {signal.Signals(-ends[-1]).name}" if ends[-1] < 0 else "exited"
+    with pytest.raises(ServerFailed, match=rf"(?s)tritonserver {how} while starting; .*last words"):
         of.start(["m"])
     assert (process.starts, of.serving) == (starts, False)
+
+
+def test_a_crash_with_several_models_is_an_error_that_says_how_to_find_the_one() -> None:
+    process = Process(-signal.SIGSEGV, -signal.SIGSEGV)
+    with pytest.raises(ServerFailed, match=r"by SIGSEGV while starting, .*: serve each alone"):
+        starter(process).start(["m", "n"])

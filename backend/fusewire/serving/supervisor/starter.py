@@ -21,8 +21,12 @@ class ServerFailed(FusewireError):
     """The server did not start, or did not stay alive."""
 
 
-class _Aborted(ServerFailed):
-    """By tritonserver itself."""
+# By tritonserver itself.
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
+
+
+class _Crashed(ServerFailed):
+    """In one of these ways."""
 
 
 class Starter:
@@ -48,14 +52,14 @@ class Starter:
     def start(self, models: Sequence[str], loading: Loading = lambda loaded, models: None) -> None:
         """Starts the process and waits until it has tried to load these models, and answers.
 
-        ServerFailed where it does not; one that aborts is started once more. Which models are ready
-        then is the caller's question.
+        ServerFailed where it does not; one that crashes is started once more. Which models are
+        ready then is the caller's question.
         """
         try:
             self._start(models, loading)
-        except _Aborted as error:
+        except _Crashed as error:
             # Rarely a lock in the memory that it shares with a model cannot be taken, an exception
-            # that it does not catch.
+            # that it does not catch; and often several models that do not load end it (24.10).
             _log.warning("%s\nit is started once more", error)
             self._start(models, loading)
 
@@ -67,10 +71,10 @@ class Starter:
         deadline = time.monotonic() + timeout_s
         while not self._control.live():
             if not process.running():
-                aborted = process.exit_code() == -signal.SIGABRT
-                raise (_Aborted if aborted else ServerFailed)(
-                    "tritonserver exited while starting; the end of its output:\n"
-                    + "\n".join([line for line in process.last_lines if line][-8:])
+                code = process.exit_code()
+                last = "\n".join([line for line in process.last_lines if line][-8:])
+                raise (_Crashed if code in _CRASHES else ServerFailed)(
+                    f"tritonserver {_ended(code, models)}; the end of its output:\n{last}"
                 )
             if time.monotonic() > deadline:
                 waiting = ", ".join(sorted(set(models) - process.loaded))
@@ -88,3 +92,13 @@ class Starter:
         # Errors while starting are reported by ServerFailed, not by the server's log as well.
         if not self._starting:
             self._log(level, line)
+
+
+def _ended(code: int | None, models: Sequence[str]) -> str:
+    """How it ended, and what to do about a crash, of which its output says nothing."""
+    if code is None or code >= 0:
+        return "exited while starting"
+    how = f"ended by {signal.Signals(-code).name} while starting"
+    if code not in _CRASHES or len(models) < 2:
+        return how
+    return f"{how}, as it may where several models do not load: serve each alone to see which"
