@@ -66,6 +66,7 @@ class AsyncClient(Base[AsyncTransport]):
 
     async def close(self) -> None:
         """Close the connections; running calls end in an error."""
+        self._closed = True
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -80,6 +81,7 @@ class AsyncClient(Base[AsyncTransport]):
         await self.close()
 
     async def _drive(self, plan: Plan[T]) -> T:
+        self._check_open()
         try:
             calls = next(plan)
             while True:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from . import plans
 from .calls import Ask, Call, Infer, Parameter
-from .errors import InvalidArgument
+from .errors import ClientError, InvalidArgument
 from .retry import Attempts, Retry
 from .wire import check_parameters
 
@@ -23,6 +23,7 @@ class Base(Generic[C]):
     """Options of both clients."""
 
     _transports: ClassVar[dict[str, Callable[[str, bool, dict[str, str], int], Any]]]
+    _closed = False
 
     def __init__(
         self,
@@ -116,3 +117,7 @@ class Base(Generic[C]):
         at_once = isinstance(call, Ask) and call.about == "ready"
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         return Attempts(_AT_ONCE if at_once else self._retry, timeout_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientError("client: got a call after `close`, wanted one before; make another")

@@ -71,6 +71,7 @@ class Client(Base[Transport]):
 
     def close(self) -> None:
         """Close the connections; running calls end in an error."""
+        self._closed = True
         self._transport.close()
         if "_pool" in self.__dict__:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -87,6 +88,7 @@ class Client(Base[Transport]):
         self.close()
 
     def _drive(self, plan: Plan[T]) -> T:
+        self._check_open()
         try:
             calls = next(plan)
             while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -90,6 +90,9 @@ def requests_of(
 def _check_texts(field: str, texts: Sequence[str]) -> None:
     if isinstance(texts, (str, bytes)):
         raise InvalidArgument(f"{field}: got one string, wanted a list of them; write [text]")
+    if isinstance(texts, Mapping) or not hasattr(texts, "__getitem__"):
+        got = type_name(texts)
+        raise InvalidArgument(f"{field}: got {got}, wanted a list of texts; make one of it")
     if len(texts) == 0:
         raise InvalidArgument(f"{field}: got an empty list, wanted at least one text; add one")
     for i, text in enumerate(texts):

@@ -6,12 +6,14 @@ import asyncio
 import socket
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from fusewire_client import (
     AsyncClient,
     Client,
+    ClientError,
     DeadlineExceeded,
     Expired,
     InvalidArgument,
@@ -388,3 +390,20 @@ def test_pace_halves_once_for_all_that_were_under_way() -> None:
     assert pace.room  # a round of answers is one more
     pace.begin()
     assert not pace.room
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_closed_client_says_so(addresses: dict[str, str], protocol: Any) -> None:
+    words = "client: got a call after `close`, wanted one before"
+
+    async def ask_closed() -> None:
+        async with AsyncClient(addresses[protocol], protocol=protocol) as client:
+            pass
+        await client.embed(["a"], model="mini")
+
+    with Client(addresses[protocol], protocol=protocol) as client:
+        pass
+    with pytest.raises(ClientError, match=words):
+        client.embed(["a"], model="mini")
+    with pytest.raises(ClientError, match=words):
+        asyncio.run(ask_closed())

@@ -204,6 +204,8 @@ def test_an_answer_that_is_not_ours_is_a_server_error(
     ("arguments", "message"),
     [
         ({"texts": "one"}, "texts: got one string"),
+        ({"texts": 3}, "texts: got int, wanted a list of texts"),
+        ({"texts": {"a": 1}}, "texts: got dict, wanted a list of texts"),
         ({"texts": []}, "texts: got an empty list"),
         ({"texts": ["a", b"b"]}, r"texts\[1\]: got bytes"),
         ({}, "texts, ids: got neither"),
