@@ -55,7 +55,7 @@ def test_versions_are_those_of_the_packages(package: object) -> None:
 def test_help_explains_every_argument_of_a_class(kind: type) -> None:
     text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
     arguments = list(inspect.signature(kind).parameters)
-    assert len(arguments) == 8
+    assert len(arguments) == 9
     assert text.count("Args:\n") >= 2  # of the class, and of what it is for
     for name in arguments:
         assert re.search(rf"^ \|          +{name}: [A-Z`]", text, re.M), name
