@@ -77,6 +77,8 @@ def answer(
         timeout_s: Of this call, retries included; default: the client's.
         **parameters: Further parameters of the request, checked by the server.
     """
+    if "top_k" in parameters:
+        raise InvalidArgument("top_k: got it for the best answer alone, wanted none; call answers")
     found = yield from answers(
         settings,
         question,

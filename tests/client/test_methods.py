@@ -106,6 +106,8 @@ def test_tag(call: Call, parameters: dict[str, Any]) -> None:
 
 def test_answer_and_answers(call: Call) -> None:
     assert call("answer", "who?", "Ada", model="squad") == Answer("A", 0, 1, 1.0)
+    with pytest.raises(InvalidArgument, match="top_k: got it for the best answer alone"):
+        call("answer", "who?", "Ada", model="squad", top_k=2)
     several = call("answers", "who?", "Ada", 2, model="squad")
     assert several == [Answer("A", 0, 1, 1.0), Answer("Ad", 0, 2, 0.5)]
 
