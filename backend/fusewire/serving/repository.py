@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fusewire import devices
@@ -179,6 +179,17 @@ def entries(repository: Path) -> Iterator[Path]:
     for entry in sorted(repository.iterdir()):
         if (entry / CONFIG).is_file():
             yield entry
+
+
+def unimported(repository: Path) -> list[str]:
+    """Folders of a repository that hold models and no config.pbtxt: nothing serves them."""
+    found = []
+    for path in sorted(repository.iterdir()):
+        with suppress(OSError):  # not ours to read
+            model = path.is_dir() and (is_checkpoint(path) or bool(versions(path)))
+            if model and not (path / CONFIG).is_file():
+                found.append(path.name)
+    return found
 
 
 def entry(repositories: Sequence[Path], model: str) -> Path:

@@ -43,6 +43,20 @@ def test_a_repository_is_taken_as_it_is(folder: Path, tmp_path: Path) -> None:
     assert found.models == ["m", "tiny"]
 
 
+def test_a_model_in_a_repository_that_nothing_serves_is_named(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = tmp_path / "repository"
+    import_folder(folder, repository, name="served")
+    for raw in (repository / "raw", repository / "versioned" / "1", repository / "notes"):
+        raw.mkdir(parents=True)
+    for raw in (repository / "raw", repository / "versioned" / "1"):
+        (raw / "config.json").write_text("{}")
+    assert collect([Source(repository)], tmp_path / "imported").models == ["served"]
+    named = [record.getMessage().split(" in ")[0] for record in caplog.records]
+    assert named == ["models: got raw", "models: got versioned"]
+
+
 def test_settings_that_nothing_would_have_are_refused(folder: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     import_folder(folder, repository, name="m", deployment=Deployment(device="cpu"))

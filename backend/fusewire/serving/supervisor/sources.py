@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from fusewire.serving import repository
 from fusewire.serving.config import Deployment, validated
 from fusewire.serving.supervisor.workplace import check_path
 from fusewire.weights import no_model_in, open_folder
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,13 @@ def collect(sources: Sequence[Source], imported: Path) -> Collected:
             names, empty = repository.check(path)
             if not names and not empty:
                 raise CheckpointError(f"{no_model_in(path)}, or a model repository")
+            for folder in repository.unimported(path):
+                _log.warning(
+                    "models: got %s in %s without a config.pbtxt, which is not served; import it "
+                    "from elsewhere (fusewire import), or serve it as a folder",
+                    folder,
+                    path,
+                )
             check_path("model repository", path.resolve())
             if given := source.settings | source.deployment.model_dump(exclude_unset=True):
                 unused[path] = [*given]
