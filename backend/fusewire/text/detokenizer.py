@@ -5,7 +5,7 @@ the prompt's text, and each token costs a constant amount of work. How that is r
 the tokenizer's decoder:
 
 - ByteLevel (GPT-2, Llama 3, Qwen) joins bytes, so a streaming UTF-8 decoder is exact: it holds back
-  a character's first bytes alone, and gives U+FFFD for what cannot become one.
+  a character's first bytes alone, and gives U+FFFD for what cannot become one (ByT5: nothing).
 - Every other decoder here treats tokens one by one, but for the first of a text. So a token's text
   is what it adds after a token or two before it.
 - ByteFallback (Llama 2, Gemma) reads neighbouring byte tokens (<0x0A>) as a whole: one bad byte
@@ -27,6 +27,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from fusewire.errors import CheckpointError
+from fusewire.text.byte_level import bytes_of
 from fusewire.text.loose_spaces import TighteningStream
 from fusewire.text.piece_text import PieceJoining, PieceStream
 from fusewire.text.tokenizer import FILE, Tokenizer
@@ -34,20 +35,6 @@ from fusewire.text.tokenizer import FILE, Tokenizer
 _BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
 # Last tokens of a prompt in which text is looked for, as context of the answer.
 _PROMPT_TOKENS = 16
-
-
-def _byte_of_character() -> dict[str, int]:
-    """How byte-level vocabularies spell bytes: printable Latin-1 characters as themselves, the
-    others, in order, from U+0100 on (GPT-2, "Language Models are Unsupervised Multitask Learners",
-    section 2.2)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_of_character()
 
 
 class Detokenizer:
@@ -61,7 +48,7 @@ class Detokenizer:
         steps = [] if tokenizer.joining else _steps(tokenizer.backend.decoder)
         self._joins_bytes = [step["type"] for step in steps] == ["ByteLevel"]
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
-        self._bytes = cache(_bytes)  # of a vocabulary: once for each token
+        self._bytes = cache(bytes_of)  # of a vocabulary: once for each token
         self._spelling = cache(tokenizer.spelling)
         if not self._joins_bytes:
             _check(steps)
@@ -78,7 +65,8 @@ class Detokenizer:
             pieces = _Pieces(joining, (spelled for token in prompt if (spelled := piece(token))))
             return TextStream(piece, pieces, self._tokenizer.cleans_spaces)
         if self._joins_bytes:
-            return TextStream(piece, _Bytes(self._bytes), self._tokenizer.cleans_spaces)
+            source = _Bytes(self._bytes, self._tokenizer.bad_bytes)
+            return TextStream(piece, source, self._tokenizer.cleans_spaces)
         anchor: list[int] = []
         for token in reversed(prompt):
             spelled = piece(token)
@@ -121,7 +109,7 @@ class TextStream:
         return self._tightening.feed(text) if self._tightening else text
 
     def flush(self) -> str:
-        """At the end: what was held back, U+FFFD for bytes that are no character."""
+        """At the end: what was held back."""
         text = self._source.flush()
         return self._tightening.feed(text) + self._tightening.flush() if self._tightening else text
 
@@ -149,11 +137,11 @@ class _Source(Protocol):
 
 
 class _Bytes:
-    """A byte-level decoder: `spelled` gives a token's bytes."""
+    """A byte-level decoder: `spelled` gives a token's bytes, `errors` is that of `bytes.decode`."""
 
-    def __init__(self, spelled: Callable[[str], bytes]) -> None:
+    def __init__(self, spelled: Callable[[str], bytes], errors: str) -> None:
         self._spelled = spelled
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
 
     def step(self, token: int, piece: str) -> str:
         return self._decoder.decode(self._spelled(piece))
@@ -182,15 +170,6 @@ class _Pieces:
 
     def flush(self) -> str:
         return self._stream.flush()
-
-
-def _bytes(piece: str) -> bytes:
-    """A byte-level token's characters' bytes, or, where one of them stands for no byte (in an added
-    token), its own UTF-8."""
-    try:
-        return bytes([_BYTE_OF[character] for character in piece])
-    except KeyError:
-        return piece.encode()
 
 
 class _Window:

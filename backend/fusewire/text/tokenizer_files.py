@@ -24,6 +24,7 @@ SENTENCEPIECE = {
     "xlmroberta": "sentencepiece.bpe.model",
 }
 TARGET = "target.spm"  # beside source.spm
+BYTES = "byt5"  # whose pieces are in no file
 SENTENCEPIECE_FILES = (*sorted({*SENTENCEPIECE.values()}), TARGET)
 # In messages: what would do.
 _OF_CLASSES = " or ".join(sorted({*SENTENCEPIECE.values()}))
@@ -37,10 +38,14 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_file(folder: Path) -> str | None:
-    """tokenizer.json, else the SentencePiece file of a class that is known; None for neither."""
+    """tokenizer.json, else the SentencePiece file of a class that is known, or what names the class
+    that has no file; None for none of them."""
     if file_in(folder, TOKENIZER) is not None:
         return TOKENIZER
-    name = SENTENCEPIECE.get(tokenizer_class(folder, tokenizer_config(folder)))
+    kind = tokenizer_class(folder, tokenizer_config(folder))
+    if kind == BYTES:
+        return CONFIG
+    name = SENTENCEPIECE.get(kind)
     return name if name is not None and file_in(folder, name) is not None else None
 
 
