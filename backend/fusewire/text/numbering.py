@@ -22,7 +22,8 @@ class Numbering:
     model's ids, as the vocabulary of what it writes spells them. `prefixes`: what may stand in
     front of a text, or behind a special token, as a token, `>>fra<<`; the library's token for it is
     MARK and that, or UNKNOWN for others; None where nothing is taken for one. `joining`: how
-    pieces become text, where the library's decoder does not say it."""
+    pieces become text, where the library's decoder does not say it. `cleans_spaces`: whether loose
+    spaces are taken back where the files do not say."""
 
     MARK = "\0"
     UNKNOWN = "\0\0"
@@ -35,6 +36,7 @@ class Numbering:
     languages: Languages
     prefixes: frozenset[str] | None = None
     joining: PieceJoining | None = None
+    cleans_spaces: bool = False
 
     def marked(self, text: str) -> str:
         """The text with the language in front of it as the library's token."""

@@ -1,6 +1,6 @@
 """Pieces of a SentencePiece model to text, one by one, as transformers' Python classes (Marian's,
 M2M-100's) do it: what stands between special tokens as the `sentencepiece` package decodes it, and
-of the whole no white space at the ends.
+of the whole no white space at the ends. PLBart's looks at no kinds of pieces.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class PieceJoining:
             model.add_dummy_prefix or model.remove_extra_whitespaces,
             model.remove_extra_whitespaces,
         )
+
+    @staticmethod
+    def plain(special: Collection[str]) -> PieceJoining:
+        """Of pieces of any kind, whose mark becomes a space."""
+        return PieceJoining({}, frozenset(special), "", True, False, False)
 
     def text(self, pieces: Collection[str]) -> str:
         stream = PieceStream(self)

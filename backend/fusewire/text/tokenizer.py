@@ -121,7 +121,8 @@ class Tokenizer:
         self.max_length = _max_length(config)
         joins = numbering is not None and numbering.joining is not None
         python_class = joins or bad_bytes != "replace"
-        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and (
+        cleans = numbering is not None and numbering.cleans_spaces
+        self.cleans_spaces = config.get("clean_up_tokenization_spaces", cleans) is True and (
             python_class or not isinstance(backend.model, tokenizers.models.BPE)
         )
 

@@ -21,6 +21,7 @@ SENTENCEPIECE = {
     "nllb": "sentencepiece.bpe.model",
     "mbart": "sentencepiece.bpe.model",
     "mbart50": "sentencepiece.bpe.model",
+    "plbart": "sentencepiece.bpe.model",
     "xlmroberta": "sentencepiece.bpe.model",
 }
 TARGET = "target.spm"  # beside source.spm
