@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from fusewire.errors import CheckpointError
 from fusewire.text.byte_level import bytes_of
 from fusewire.text.loose_spaces import TighteningStream
-from fusewire.text.piece_text import PieceJoining, PieceStream
+from fusewire.text.piece_text import Joining
 from fusewire.text.tokenizer import FILE, Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
@@ -156,8 +156,8 @@ class _Bytes:
 class _Pieces:
     """Pieces that are joined as a class of transformers does it."""
 
-    def __init__(self, joining: PieceJoining, prompt: Iterable[str]) -> None:
-        self._stream = PieceStream(joining)
+    def __init__(self, joining: Joining, prompt: Iterable[str]) -> None:
+        self._stream = joining.stream()
         for piece in prompt:
             self._stream.step(piece)
         self._stream.flush()  # of bytes

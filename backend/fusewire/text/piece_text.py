@@ -9,6 +9,7 @@ import codecs
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from fusewire.text.sentencepiece_backend import SPACE
 from fusewire.text.sentencepiece_model import BYTE, CONTROL, UNKNOWN, SentencePieceModel
@@ -17,6 +18,20 @@ _UNKNOWN_TEXT = " \u2047 "
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _ONE_BYTE = "fusewire.one_byte"
 codecs.register_error(_ONE_BYTE, lambda error: ("\ufffd", getattr(error, "start", 0) + 1))
+
+
+class Stream(Protocol):
+    """The growing text of one sequence."""
+
+    def step(self, piece: str) -> str: ...
+    def flush(self) -> str: ...
+
+
+class Joining(Protocol):
+    """How pieces become text."""
+
+    def text(self, pieces: Collection[str]) -> str: ...
+    def stream(self) -> Stream: ...
 
 
 @dataclass(frozen=True)
@@ -54,8 +69,11 @@ class PieceJoining:
         """Of pieces of any kind, whose mark becomes a space."""
         return PieceJoining({}, frozenset(special), "", True, False, False)
 
+    def stream(self) -> PieceStream:
+        return PieceStream(self)
+
     def text(self, pieces: Collection[str]) -> str:
-        stream = PieceStream(self)
+        stream = self.stream()
         return "".join([*map(stream.step, pieces), stream.flush()])
 
 

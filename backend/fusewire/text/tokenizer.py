@@ -24,11 +24,13 @@ from fusewire.text.languages import Languages
 from fusewire.text.least_tokens import LeastTokens
 from fusewire.text.loose_spaces import tighten
 from fusewire.text.numbering import Numbering
-from fusewire.text.piece_text import PieceJoining
+from fusewire.text.piece_text import Joining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
+from fusewire.text.small_blenderbot import small_blenderbot
 from fusewire.text.token_text import TokenText
 from fusewire.text.tokenizer_files import (
     CONFIG,
+    VOCABULARY,
     WANTED,
     tokenizer_class,
     tokenizer_config,
@@ -145,6 +147,9 @@ class Tokenizer:
         config = tokenizer_config(folder)
         if name == CONFIG:  # of a class in Python, which leaves bad bytes out
             return Tokenizer(byte_backend(config), config, bad_bytes="ignore")
+        if name == VOCABULARY:
+            backend, numbering = small_blenderbot(folder, config)
+            return Tokenizer(backend, config, numbering)
         if name != FILE:
             backend, numbering = load_sentencepiece(folder, name, config, target=target)
             return Tokenizer(backend, config, numbering)
@@ -313,7 +318,7 @@ class Tokenizer:
         return list(encoded.ids[:most])
 
     @property
-    def joining(self) -> PieceJoining | None:
+    def joining(self) -> Joining | None:
         """How pieces become text, where the backend's decoder does not do it."""
         return None if self._numbering is None else self._numbering.joining
 
