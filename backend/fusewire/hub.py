@@ -37,6 +37,7 @@ DESCRIPTIONS = (
     "target.spm",
     "target_vocab.json",
     "vocab.json",
+    "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
     "modules.json",

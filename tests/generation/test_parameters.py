@@ -586,9 +586,19 @@ def test_the_lengths_of_an_encoder_decoders_targets_are_taken(folder: Callable[.
     assert parse(defaults).bad_words_ids == ((5,),)
     newer = generation_defaults(folder(**config, max_new_tokens=20), encoder_decoder=True)
     assert newer == {**lengths, "max_new_tokens": 20}
-    for wrong in ({"max_length": "142"}, {"min_length": -1}, {"min_length": 30, "max_length": 20}):
+    for wrong in ({"max_length": "142"}, {"min_length": -1}):
         with pytest.raises(CheckpointError, match=r"^generation_config\.json: m"):
             generation_defaults(folder(**wrong), encoder_decoder=True)
+
+
+@pytest.mark.parametrize("least", ["min_length", "min_new_tokens"])
+@pytest.mark.parametrize("most", ["max_length", "max_new_tokens"])
+def test_lengths_that_contradict_each_other_are_named_as_the_folder_has_them(
+    folder: Callable[..., Path], least: str, most: str
+) -> None:
+    wanted = f"^generation_config.json: {least}: got 30, wanted no more tokens than {most}, 20,"
+    with pytest.raises(CheckpointError, match=wanted):
+        generation_defaults(folder(**{least: 30, most: 20}), encoder_decoder=True)
 
 
 def test_parameters_cannot_be_changed() -> None:

@@ -17,7 +17,12 @@ from tokenizers.processors import TemplateProcessing
 
 from tests.reference import tiny_tokenizer
 from tests.text.sentencepiece_models import t5_folder
-from tests.text.translation_folders import FAIRSEQ, m2m_100_folder, marian_folder
+from tests.text.translation_folders import (
+    FAIRSEQ,
+    m2m_100_folder,
+    marian_folder,
+    plbart_folder,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 TEXT = "Paris is the capital of France."
@@ -156,6 +161,41 @@ def test_marian_reads_the_target_in_front_of_the_source(tmp_path):
         ours.languages.target_start("xx")
     with pytest.raises(InvalidInput, match=r"source_lang: got 'fra', wanted none: .+leave out"):
         ours.languages.source_ids([1], "fra")
+
+
+@pytest.mark.parametrize(
+    ("config", "default", "known"),
+    [
+        ({}, None, 3),
+        ({"src_lang": "python"}, "python", 3),
+        ({"src_lang": "__en_XX__"}, "en_XX", 3),  # as transformers saves it
+        ({"language_codes": "multi"}, "en_XX", 7),
+        ({"language_codes": "multi", "src_lang": "java"}, "java", 7),
+    ],
+)
+def test_plbart_marks_a_source_that_has_a_language(tmp_path, config, default, known):
+    """Models of one pair mark none of their own accord."""
+    ours = loaded(plbart_folder(tmp_path, **config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    plain = ids(ours, TEXT)
+    assert plain == theirs(TEXT)["input_ids"]
+    assert ours.languages.default_source == default
+    assert len(ours.languages.codes) == known
+    for language in ours.languages.codes:
+        theirs.src_lang = language
+        wanted = theirs(TEXT)["input_ids"]
+        assert ours.languages.source_ids(plain, language) == wanted
+        assert ours.languages.source_ids(wanted, language) == wanted
+        token = theirs.convert_tokens_to_ids(f"__{language}__")
+        assert ours.languages.target_start(language) == {"forced_bos_token_id": token}
+    with pytest.raises(InvalidInput, match="source_lang: got 'cobol'"):
+        ours.languages.source_ids(plain, "cobol")
+
+
+@pytest.mark.parametrize("config", [{"language_codes": "all"}, {"src_lang": "cobol"}])
+def test_languages_that_plbart_has_not_are_refused(tmp_path, config):
+    with pytest.raises(CheckpointError, match=f"{next(iter(config))}: got"):
+        loaded(plbart_folder(tmp_path, **config))
 
 
 def test_a_model_without_languages_refuses_them(tmp_path):

@@ -95,6 +95,12 @@ def fairseq_folder(kind: str, folder: Path, **config: Any) -> Path:
     return folder
 
 
+def plbart_folder(folder: Path, **config: Any) -> Path:
+    _write(folder, tokenizer_config={"tokenizer_class": "PLBartTokenizer"} | config)
+    (folder / "sentencepiece.bpe.model").write_bytes(trained())
+    return folder
+
+
 FAIRSEQ: dict[str, Callable[..., Path]] = {
     "nllb": partial(fairseq_folder, "Nllb"),
     "mbart": partial(fairseq_folder, "MBart"),
@@ -105,6 +111,8 @@ PYTHON_CLASSES: dict[str, Callable[..., Path]] = {
     "marian": marian_folder,
     "marian, separate": separate_marian_folder,
     "m2m_100": m2m_100_folder,
+    "plbart": plbart_folder,
+    "plbart, multi": partial(plbart_folder, language_codes="multi", src_lang="java"),
 }
 FOLDERS: dict[str, Callable[..., Path]] = {"t5": t5_folder, **PYTHON_CLASSES, **FAIRSEQ}
 

@@ -93,6 +93,7 @@ def generation_defaults(
     taken = {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
     if encoder_decoder:
         taken = {**_target_lengths(config, file, 0 if speech else 1), **taken}
+        _check_target_lengths(config, file, taken)
     limits = _ANY_WITH_SOURCE if encoder_decoder else _ANY
     if speech is not None:
         taken |= speech_defaults(config, speech)
@@ -111,6 +112,21 @@ def generation_config(folder: Path) -> tuple[Mapping[str, Any], str]:
     if written is not None:
         return written, FILE
     return read_json(folder, OLDER_FILE) or {}, OLDER_FILE
+
+
+def _check_target_lengths(config: Mapping[str, Any], file: str, taken: Mapping[str, Any]) -> None:
+    """CheckpointError by the keys that the file has, of lengths that contradict each other."""
+    least, most = taken.get("min_new_tokens"), taken.get("max_new_tokens")
+    if type(least) is int and type(most) is int and least > most:
+        named = {
+            field: field if config.get(field) is not None else key
+            for key, field in _TARGET_LENGTHS.items()
+        }
+        key, limit = named["min_new_tokens"], named["max_new_tokens"]
+        raise CheckpointError(
+            f"{file}: {key}: got {config[key]}, wanted no more tokens than {limit}, "
+            f"{config[limit]}, allows; correct one of them"
+        )
 
 
 def _target_lengths(config: Mapping[str, Any], file: str, begun: int) -> dict[str, int]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from fusewire.errors import CheckpointError
 from fusewire.tasks.sentence_dense import weight_file
 from fusewire.tasks.sentence_files import SentenceFiles
-from fusewire.text.tokenizer_files import SENTENCEPIECE_FILES
+from fusewire.text.tokenizer_files import MERGES, SENTENCEPIECE_FILES
 from fusewire.weights.folder import file_in, weight_files
 
 # The JSON files that serving reads lie in the folder or one level below (1_Pooling/config.json).
-_DESCRIPTIONS = ("*.json", "*/*.json", "chat_template.jinja", *SENTENCEPIECE_FILES)
+_DESCRIPTIONS = ("*.json", "*/*.json", "chat_template.jinja", MERGES, *SENTENCEPIECE_FILES)
 _DESCRIPTION_LIMIT = 200
 
 

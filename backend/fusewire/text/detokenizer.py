@@ -5,7 +5,7 @@ the prompt's text, and each token costs a constant amount of work. How that is r
 the tokenizer's decoder:
 
 - ByteLevel (GPT-2, Llama 3, Qwen) joins bytes, so a streaming UTF-8 decoder is exact: it holds back
-  a character's first bytes alone, and gives U+FFFD for what cannot become one.
+  a character's first bytes alone, and gives U+FFFD for what cannot become one (ByT5: nothing).
 - Every other decoder here treats tokens one by one, but for the first of a text. So a token's text
   is what it adds after a token or two before it.
 - ByteFallback (Llama 2, Gemma) reads neighbouring byte tokens (<0x0A>) as a whole: one bad byte
@@ -25,9 +25,10 @@ from functools import cache
 from typing import Any, Protocol
 
 from fusewire.errors import CheckpointError
-from fusewire.text.byte_pieces import BYTE_TOKEN, bytes_of, decoder_steps, joins_bytes
+from fusewire.text.byte_level import bytes_of
+from fusewire.text.byte_pieces import BYTE_TOKEN, decoder_steps, joins_bytes
 from fusewire.text.loose_spaces import TighteningStream
-from fusewire.text.piece_text import PieceJoining, PieceStream
+from fusewire.text.piece_text import Joining
 from fusewire.text.tokenizer import FILE, Tokenizer
 
 # Last tokens of a prompt in which text is looked for, as context of the answer.
@@ -62,7 +63,8 @@ class Detokenizer:
             pieces = _Pieces(joining, (spelled for token in prompt if (spelled := piece(token))))
             return TextStream(piece, pieces, self._tokenizer.cleans_spaces)
         if self._joins_bytes:
-            return TextStream(piece, _Bytes(self._bytes), self._tokenizer.cleans_spaces)
+            source = _Bytes(self._bytes, self._tokenizer.bad_bytes)
+            return TextStream(piece, source, self._tokenizer.cleans_spaces)
         anchor: list[int] = []
         for token in reversed(prompt):
             spelled = piece(token)
@@ -105,7 +107,7 @@ class TextStream:
         return self._tightening.feed(text) if self._tightening else text
 
     def flush(self) -> str:
-        """At the end: what was held back, U+FFFD for bytes that are no character."""
+        """At the end: what was held back."""
         text = self._source.flush()
         return self._tightening.feed(text) + self._tightening.flush() if self._tightening else text
 
@@ -133,11 +135,11 @@ class _Source(Protocol):
 
 
 class _Bytes:
-    """A byte-level decoder: `spelled` gives a token's bytes."""
+    """A byte-level decoder: `spelled` gives a token's bytes, `errors` is that of `bytes.decode`."""
 
-    def __init__(self, spelled: Callable[[str], bytes]) -> None:
+    def __init__(self, spelled: Callable[[str], bytes], errors: str) -> None:
         self._spelled = spelled
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
 
     def step(self, token: int, piece: str) -> str:
         return self._decoder.decode(self._spelled(piece))
@@ -152,8 +154,8 @@ class _Bytes:
 class _Pieces:
     """Pieces that are joined as a class of transformers does it."""
 
-    def __init__(self, joining: PieceJoining, prompt: Iterable[str]) -> None:
-        self._stream = PieceStream(joining)
+    def __init__(self, joining: Joining, prompt: Iterable[str]) -> None:
+        self._stream = joining.stream()
         for piece in prompt:
             self._stream.step(piece)
         self._stream.flush()  # of bytes

@@ -61,4 +61,8 @@ M2M_100 = _codes(
     """
 )
 
+# PLBart's (Ahmad et al., 2021), of the models of one pair and of all.
+PLBART = ("java", "python", "en_XX")
+PLBART_MULTI = (*PLBART, "javascript", "php", "ruby", "go")
+
 WMT21 = ("en", "ha", "is", "ja", "cs", "ru", "zh", "de")

@@ -20,27 +20,36 @@ from fusewire.text.tokenizer_files import CONFIG, named_token
 
 _SCRIPT_OR_REGION = "[a-z]{2,3}_[A-Z][A-Za-z]{1,3}"  # eng_Latn, en_XX
 _LANGUAGE = "[a-z]{2,3}"
+_NONE = "(?!)"
 
 
 @dataclass(frozen=True)
 class LanguageMarks:
     """`codes`: those of the published models, by token id. `default`: of a source where the files
-    name none. `source_at`: where the source's token stands; the end token stands behind the text in
-    any case. `spelled`: a code as its token."""
+    name none; None: then none is marked. `source_at`: where the source's token stands; the end
+    token stands behind the text in any case. `spelled`: a code as its token. `others`: what further
+    codes look like, a regular expression."""
 
     codes: tuple[str, ...]
-    default: str
+    default: str | None
     source_at: Literal["front", "back"]
     spelled: str = "{}"
+    others: str = _SCRIPT_OR_REGION
 
     def token(self, code: str) -> str:
         return self.spelled.format(code)
 
+    def code(self, token: str) -> str | None:
+        """None for a token that is no language."""
+        return _code(token, self.spelled, "|".join([*map(re.escape, self.codes), self.others]))
+
     def languages(self, ids: Mapping[str, int], config: dict[str, Any]) -> Languages:
         """`ids`: of tokens, of which those spelled like a language are one. CheckpointError for a
         `src_lang` that is none."""
-        known = {code: ids[token] for token in ids if (code := _code(token, self.spelled))}
+        known = {code: ids[token] for token in ids if (code := self.code(token))}
         named = config.get("src_lang")
+        if isinstance(named, str):
+            named = self.code(named) or named  # PLBart's folders may have the token
         if named is not None and (not isinstance(named, str) or named not in known):
             raise CheckpointError(
                 f"{CONFIG}: src_lang: got {repr(named)[:80]}, wanted a language of the model, as "
@@ -49,8 +58,10 @@ class LanguageMarks:
         source = self.default if named is None else named
         return Languages(known, self.source_at, default_source=source if source in known else None)
 
-    def template(self, language: str, end: str) -> tuple[str, str]:
+    def template(self, language: str | None, end: str) -> tuple[str, str]:
         """What stands around a text, $A, and around a pair with $B."""
+        if language is None:
+            return f"$A {end}", f"$A $B {end}"
         token = self.token(language)
         front, back = (f"{token} ", "") if self.source_at == "front" else ("", f" {token}")
         return f"{front}$A {end}{back}", f"{front}$A $B {end}{back}"
@@ -65,14 +76,21 @@ def marks_of(kind: str, config: dict[str, Any]) -> LanguageMarks | None:
     legacy, codes = config.get("legacy_behaviour"), config.get("language_codes")
     if kind == "nllb" and legacy:
         return replace(marks, source_at="back")
+    if kind == "plbart" and codes not in (None, "base"):
+        if codes != "multi":
+            raise _unknown_codes(codes, "base or multi")
+        return replace(marks, codes=language_codes.PLBART_MULTI, default="en_XX")
     if kind == "m2m100" and codes not in (None, "m2m100"):
         if codes != "wmt21":
-            got = repr(codes)[:80]
-            raise CheckpointError(
-                f"{CONFIG}: language_codes: got {got}, wanted m2m100 or wmt21; correct the file"
-            )
+            raise _unknown_codes(codes, "m2m100 or wmt21")
         return replace(marks, codes=language_codes.WMT21)
     return marks
+
+
+def _unknown_codes(got: object, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"{CONFIG}: language_codes: got {repr(got)[:80]}, wanted {wanted}; correct the file"
+    )
 
 
 def follow_class(backend: tokenizers.Tokenizer, kind: str, config: dict[str, Any]) -> Languages:
@@ -104,8 +122,10 @@ def follow_class(backend: tokenizers.Tokenizer, kind: str, config: dict[str, Any
 
 def _frozen(backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> Languages:
     """None where no language stands around a text."""
-    for spelled in ("{}", "__{}__"):
-        known = {code: special[token] for token in special if (code := _code(token, spelled))}
+    for spelled, codes in (("{}", _SCRIPT_OR_REGION), ("__{}__", _LANGUAGE)):
+        known = {
+            code: special[token] for token in special if (code := _code(token, spelled, codes))
+        }
         names = {index: code for code, index in known.items()}
         around = backend.encode("").ids if known else []
         if around and around[0] in names:
@@ -115,10 +135,9 @@ def _frozen(backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> Langua
     return Languages()
 
 
-def _code(token: str, spelled: str) -> str | None:
-    """None for a token that is no language."""
-    code = _SCRIPT_OR_REGION if spelled == "{}" else _LANGUAGE
-    found = re.fullmatch(spelled.format(f"({code})"), token)
+def _code(token: str, spelled: str, codes: str) -> str | None:
+    """None for a token that is no language, of `codes` that are one."""
+    found = re.fullmatch(spelled.format(f"({codes})"), token)
     return found and found[1]
 
 
@@ -126,5 +145,6 @@ _MARKS = {
     "mbart": LanguageMarks(language_codes.MBART, "en_XX", "back"),
     "mbart50": LanguageMarks(language_codes.MBART50, "en_XX", "front"),
     "nllb": LanguageMarks(language_codes.NLLB, "eng_Latn", "front"),
-    "m2m100": LanguageMarks(language_codes.M2M_100, "en", "front", "__{}__"),
+    "m2m100": LanguageMarks(language_codes.M2M_100, "en", "front", "__{}__", _LANGUAGE),
+    "plbart": LanguageMarks(language_codes.PLBART, None, "back", "__{}__", _NONE),
 }

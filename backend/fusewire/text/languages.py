@@ -23,7 +23,8 @@ _MOST_CHARACTERS = 40  # of a code, in a message
 class Languages:
     """`ids`: code -> token, empty where the model knows no choice of languages. `source_at`: where
     around a text the source's token stands. `in_source`: the target's token stands in front of the
-    source. `default_source`: what the tokenizer marks a text with where nobody chooses."""
+    source. `default_source`: what the tokenizer marks a text with where nobody chooses; None where
+    it marks none, or the model knows no choice."""
 
     ids: Mapping[str, int] = field(default_factory=dict)
     source_at: Literal["front", "back"] | None = None
@@ -56,7 +57,11 @@ class Languages:
         if source_lang is not None:
             token = self._id(SOURCE, source_lang, marked=self.source_at is not None)
             at = 0 if self.source_at == "front" else -1
-            if not changed or changed[at] not in self.ids.values():
+            if changed and changed[at] in self.ids.values():
+                changed[at] = token
+            elif self.default_source is None:
+                changed.append(token)
+            else:
                 raise InvalidInput(
                     SOURCE,
                     f"{_shown(source_lang)} for tokens that have no language at their "
@@ -64,7 +69,6 @@ class Languages:
                     "tokens with one there",
                     "send a text with add_special_tokens, or the ids that the tokenizer gives so",
                 )
-            changed[at] = token
         if target_lang is not None:
             token = self._id(TARGET, target_lang, marked=True)
             if self.in_source:

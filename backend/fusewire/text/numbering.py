@@ -1,5 +1,6 @@
-"""What a tokenizer made of a SentencePiece file has beside the library's part: the model's token
-ids, which are not in the order of the file, and the normaliser, which the library cannot write."""
+"""What a tokenizer that is made of other files than tokenizer.json has beside the library's part:
+the model's token ids, which are not in the order of the file, and the normaliser, which the library
+cannot write."""
 
 from __future__ import annotations
 
@@ -7,13 +8,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers
 
 from fusewire.text.languages import Languages
-from fusewire.text.piece_text import PieceJoining
-from fusewire.text.sentencepiece_backend import SentencePieceNormalizer
+from fusewire.text.piece_text import Joining
+from fusewire.text.sentencepiece_backend import Text
+
+
+class Normalizer(Protocol):
+    """What the library calls with a text, and others like it: that make letters small first, and
+    that take what they are given for a part of a text."""
+
+    def normalize(self, text: Text) -> None: ...
+    def lowering(self) -> Normalizer: ...
+    def inside(self) -> Normalizer: ...
 
 
 @dataclass(frozen=True)
@@ -22,19 +32,21 @@ class Numbering:
     model's ids, as the vocabulary of what it writes spells them. `prefixes`: what may stand in
     front of a text, or behind a special token, as a token, `>>fra<<`; the library's token for it is
     MARK and that, or UNKNOWN for others; None where nothing is taken for one. `joining`: how
-    pieces become text, where the library's decoder does not say it."""
+    pieces become text, where the library's decoder does not say it. `cleans_spaces`: whether loose
+    spaces are taken back where the files do not say."""
 
     MARK = "\0"
     UNKNOWN = "\0\0"
 
     ids: Sequence[int]
     names: Mapping[int, str]
-    normalizer: SentencePieceNormalizer
+    normalizer: Normalizer
     special: Mapping[str, int]  # content -> the model's id
     skipped: frozenset[int]  # special ids of what the model writes
     languages: Languages
     prefixes: frozenset[str] | None = None
-    joining: PieceJoining | None = None
+    joining: Joining | None = None
+    cleans_spaces: bool = False
 
     def marked(self, text: str) -> str:
         """The text with the language in front of it as the library's token."""

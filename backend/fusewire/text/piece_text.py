@@ -1,6 +1,6 @@
 """Pieces of a SentencePiece model to text, one by one, as transformers' Python classes (Marian's,
 M2M-100's) do it: what stands between special tokens as the `sentencepiece` package decodes it, and
-of the whole no white space at the ends.
+of the whole no white space at the ends. PLBart's looks at no kinds of pieces.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import codecs
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from fusewire.text.sentencepiece_backend import SPACE
 from fusewire.text.sentencepiece_model import BYTE, CONTROL, UNKNOWN, SentencePieceModel
@@ -17,6 +18,20 @@ _UNKNOWN_TEXT = " \u2047 "
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _ONE_BYTE = "fusewire.one_byte"
 codecs.register_error(_ONE_BYTE, lambda error: ("\ufffd", getattr(error, "start", 0) + 1))
+
+
+class Stream(Protocol):
+    """The growing text of one sequence."""
+
+    def step(self, piece: str) -> str: ...
+    def flush(self) -> str: ...
+
+
+class Joining(Protocol):
+    """How pieces become text."""
+
+    def text(self, pieces: Collection[str]) -> str: ...
+    def stream(self) -> Stream: ...
 
 
 @dataclass(frozen=True)
@@ -49,8 +64,16 @@ class PieceJoining:
             model.remove_extra_whitespaces,
         )
 
+    @staticmethod
+    def plain(special: Collection[str]) -> PieceJoining:
+        """Of pieces of any kind, whose mark becomes a space."""
+        return PieceJoining({}, frozenset(special), "", True, False, False)
+
+    def stream(self) -> PieceStream:
+        return PieceStream(self)
+
     def text(self, pieces: Collection[str]) -> str:
-        stream = PieceStream(self)
+        stream = self.stream()
         return "".join([*map(stream.step, pieces), stream.flush()])
 
 

@@ -46,7 +46,9 @@ def sentencepiece_backend(
     return backend
 
 
-class _Text(Protocol):
+class Text(Protocol):
+    """The library's NormalizedString."""
+
     normalized: str
 
     def clear(self) -> None: ...
@@ -77,7 +79,7 @@ class SentencePieceNormalizer:
         other._prefix, other._single_spaces = "", False
         return other
 
-    def normalize(self, text: _Text) -> None:
+    def normalize(self, text: Text) -> None:
         normalized = self.normalized(text.normalized)
         text.clear()
         if normalized:

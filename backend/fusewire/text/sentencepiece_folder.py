@@ -1,5 +1,5 @@
 """The tokenizer of a folder that has SentencePiece files and no tokenizer.json: T5's spiece.model,
-Marian's source.spm, and the sentencepiece.bpe.model of M2M-100, NLLB, mBART and XLM-R."""
+Marian's source.spm, and the sentencepiece.bpe.model of M2M-100, NLLB, mBART, PLBart and XLM-R."""
 
 from __future__ import annotations
 
@@ -99,4 +99,5 @@ def _numbered(
         tokens.languages,
         None if tokens.prefixes is None else frozenset(tokens.prefixes),
         tokens.joining,
+        tokens.cleans_spaces,
     )

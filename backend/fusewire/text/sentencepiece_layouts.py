@@ -44,6 +44,7 @@ class Tokens:
     skipped: frozenset[int] | None = None  # Numbering's, where the answer has another vocabulary
     takes_spaces: str | None = None  # the token that takes the space in front of it
     joining: PieceJoining | None = None
+    cleans_spaces: bool = False  # where the files do not say
     decoder: decoders.Decoder | None = None  # in place of the backend's
 
 
@@ -156,7 +157,13 @@ def _fairseq(kind: str, model: SentencePieceModel, config: dict[str, Any], folde
     ids |= {token.content: index for index, token in listed(config).items()}
     if len({*ids.values()}) < len(ids):
         raise fault("added_tokens_decoder", config["added_tokens_decoder"], "each id once")
-    tokens = _with_languages(config, ids, marks, numbers, "<mask>")
+    if kind == "plbart" and config.get("language_codes") == "multi":
+        del ids["<mask>"]  # which is unknown to these, but taken for a token in texts
+    tokens = _with_languages(config, ids, marks, numbers, "<mask>" if "<mask>" in ids else None)
+    if "<mask>" not in ids:
+        tokens = replace(tokens, takes_spaces="<mask>", special=tokens.special | {"<mask>": 3})
+    if kind == "plbart":  # a class in Python, which takes white space away at both ends
+        return replace(tokens, joining=PieceJoining.plain(tokens.special), cleans_spaces=True)
     return replace(tokens, decoder=decoders.Metaspace(SPACE, "always"))
 
 
@@ -177,7 +184,6 @@ def _with_languages(
     _add_listed(config, ids, special)
     if marks is not None:
         languages = marks.languages(special, config)
-        assert languages.default_source is not None
         single, pair = marks.template(languages.default_source, end)
     return Tokens(
         pieces,
@@ -198,7 +204,10 @@ _LAYOUTS: dict[str, _Layout] = {
     "marian": _marian,
     MARIAN_TARGET: _marian_target,
     "m2m100": _m2m_100,
-    **{kind: partial(_fairseq, kind) for kind in ("nllb", "mbart", "mbart50", "xlmroberta")},
+    **{
+        kind: partial(_fairseq, kind)
+        for kind in ("nllb", "mbart", "mbart50", "plbart", "xlmroberta")
+    },
 }
 
 

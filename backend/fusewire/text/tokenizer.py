@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,22 @@ import tokenizers
 from tokenizers import AddedToken, Encoding, normalizers
 
 from fusewire.errors import CheckpointError
-from fusewire.text.byte_pieces import byte_of_token, bytes_of, decoder_steps, joins_bytes
+from fusewire.text.byte_level import bytes_of
+from fusewire.text.byte_pieces import byte_of_token, decoder_steps, joins_bytes
+from fusewire.text.byte_tokens import byte_backend
 from fusewire.text.language_marks import follow_class
 from fusewire.text.languages import Languages
 from fusewire.text.least_tokens import LeastTokens
 from fusewire.text.loose_spaces import tighten
 from fusewire.text.numbering import Numbering
-from fusewire.text.piece_text import PieceJoining
+from fusewire.text.piece_text import Joining, PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
 from fusewire.text.sentencepiece_model import BYTE
+from fusewire.text.small_blenderbot import small_blenderbot
 from fusewire.text.token_text import TokenText
 from fusewire.text.tokenizer_files import (
     CONFIG,
+    VOCABULARY,
     WANTED,
     tokenizer_class,
     tokenizer_config,
@@ -91,15 +95,17 @@ class Tokenizer:
         config: dict[str, Any],
         numbering: Numbering | None = None,
         languages: Languages | None = None,
+        bad_bytes: str = "replace",
     ) -> None:
         """`config`: tokenizer_config.json, completed by special_tokens_map.json. `numbering`: the
         model's ids, where they are not the backend's, and its languages. `languages`: of
-        others."""
+        others. `bad_bytes`: what becomes of bytes that are no character, as of `bytes.decode`."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         self._config = config
         self._numbering = numbering
+        self.bad_bytes = bad_bytes
         if numbering is None:
             _follow_bert_switches(backend, config)
             _add_listed(backend, config)
@@ -117,15 +123,17 @@ class Tokenizer:
         self.unk_id = self._role(config, "unk_token")
         self.truncation_side = _choice(config, "truncation_side", ("right", "left"))
         self.max_length = _max_length(config)
-        python_class = numbering is not None and numbering.joining is not None
-        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and (
+        joins = numbering is not None and numbering.joining is not None
+        python_class = joins or bad_bytes != "replace"
+        cleans = numbering is not None and numbering.cleans_spaces
+        self.cleans_spaces = config.get("clean_up_tokenization_spaces", cleans) is True and (
             python_class or not isinstance(backend.model, tokenizers.models.BPE)
         )
 
     @staticmethod
     def load(folder: Path) -> Tokenizer | None:
-        """The folder's tokenizer, or None when it has neither tokenizer.json nor SentencePiece
-        files of a class that is known."""
+        """The folder's tokenizer, or None when it has neither tokenizer.json nor the files of a
+        class that is read without it."""
         return Tokenizer._load(folder)
 
     @staticmethod
@@ -139,6 +147,11 @@ class Tokenizer:
         if name is None:
             return None
         config = tokenizer_config(folder)
+        if name == CONFIG:  # of a class in Python, which leaves bad bytes out
+            return Tokenizer(byte_backend(config), config, bad_bytes="ignore")
+        if name == VOCABULARY:
+            backend, numbering = small_blenderbot(folder, config)
+            return Tokenizer(backend, config, numbering)
         if name != FILE:
             backend, numbering = load_sentencepiece(folder, name, config, target=target)
             return Tokenizer(backend, config, numbering)
@@ -189,7 +202,7 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
             else:  # whose normaliser is ours, and cannot be written
                 backend = _same_parts(self.backend)
-            return Tokenizer(backend, self._config, self._numbering, self.languages)
+            return Tokenizer(backend, self._config, self._numbering, self.languages, self.bad_bytes)
 
     @cached_property
     def least_tokens(self) -> LeastTokens:
@@ -226,8 +239,11 @@ class Tokenizer:
 
     @cached_property
     def token_text(self) -> TokenText:
-        """The text of a token behind others."""
-        return TokenText(self.decode, self.spelling, self._spelled_bytes)
+        """The text of a token behind others; U+FFFD of a part of a character."""
+        decode = self.decode
+        if self.bad_bytes != "replace":
+            decode = partial(self.backend.decode, skip_special_tokens=False)
+        return TokenText(decode, self.spelling, self._spelled_bytes)
 
     def piece(self, token: int) -> str:
         """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
@@ -249,11 +265,13 @@ class Tokenizer:
     def decode_as_spelled(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         """Without taking loose spaces back."""
         with _faults():
-            if self._numbering is None:
+            if self._numbering is None and self.bad_bytes == "replace":
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
             skipped = self.special_ids if skip_special_tokens else frozenset()
             spelled = [self.spelling(token) for token in ids if token not in skipped]
             pieces = [piece for piece in spelled if piece is not None]
+            if self._numbering is None:
+                return b"".join(map(bytes_of, pieces)).decode(errors=self.bad_bytes)
             joining = self.joining
             return joining.text(pieces) if joining is not None else self.join(pieces)
 
@@ -302,7 +320,7 @@ class Tokenizer:
         return list(encoded.ids[:most])
 
     @property
-    def joining(self) -> PieceJoining | None:
+    def joining(self) -> Joining | None:
         """How pieces become text, where the backend's decoder does not do it."""
         return None if self._numbering is None else self._numbering.joining
 
@@ -316,7 +334,8 @@ class Tokenizer:
     def _spelled_bytes(self) -> Callable[[str], bytes | None]:
         """The bytes that a spelling stands for; None where it is text."""
         if (joining := self.joining) is not None:
-            return lambda piece: byte_of_token(piece) if joining.kinds.get(piece) == BYTE else None
+            kinds = joining.kinds if isinstance(joining, PieceJoining) else {}
+            return lambda piece: byte_of_token(piece) if kinds.get(piece) == BYTE else None
         steps = decoder_steps(self.backend.decoder)
         if joins_bytes(steps):
             return bytes_of

@@ -21,9 +21,14 @@ SENTENCEPIECE = {
     "nllb": "sentencepiece.bpe.model",
     "mbart": "sentencepiece.bpe.model",
     "mbart50": "sentencepiece.bpe.model",
+    "plbart": "sentencepiece.bpe.model",
     "xlmroberta": "sentencepiece.bpe.model",
 }
 TARGET = "target.spm"  # beside source.spm
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
+# Other classes that are read without tokenizer.json -> what is there to read: of ByT5, whose tokens
+# are in no file, what names the class.
+_OTHERS = {"byt5": CONFIG, "blenderbotsmall": VOCABULARY}
 SENTENCEPIECE_FILES = (*sorted({*SENTENCEPIECE.values()}), TARGET)
 # In messages: what would do.
 _OF_CLASSES = " or ".join(sorted({*SENTENCEPIECE.values()}))
@@ -37,10 +42,10 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_file(folder: Path) -> str | None:
-    """tokenizer.json, else the SentencePiece file of a class that is known; None for neither."""
+    """tokenizer.json, else the first file of a class that is known; None for neither."""
     if file_in(folder, TOKENIZER) is not None:
         return TOKENIZER
-    name = SENTENCEPIECE.get(tokenizer_class(folder, tokenizer_config(folder)))
+    name = (SENTENCEPIECE | _OTHERS).get(tokenizer_class(folder, tokenizer_config(folder)))
     return name if name is not None and file_in(folder, name) is not None else None
 
 
