@@ -12,7 +12,7 @@ import torch
 import transformers
 from fusewire.errors import ConfigurationError
 from fusewire.train.flat import FlatParameters
-from safetensors.torch import load_file
+from safetensors.torch import load_file, load_model, save_model
 from torch import nn
 
 
@@ -158,6 +158,28 @@ def test_a_saved_state_dict_loads_anywhere() -> None:
     nn.init.zeros_(plain.cls.predictions.decoder.weight)
     plain.load_state_dict(torch.load(file))
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
+
+
+def test_a_part_is_saved_alone() -> None:
+    """By what writes storages: pickle, torch.save of a part of a state dict."""
+    model, _ = flattened()
+    head = {name: value for name, value in model.state_dict().items() if "transform" in name}
+    file = io.BytesIO()
+    torch.save(head, file)
+    assert file.tell() < sum(4 * value.numel() for value in head.values()) + 10_000
+    whole = sum(4 * p.numel() for p in model.parameters())
+    assert len(pickle.dumps(model)) < 1.5 * whole + 100_000
+
+
+def test_safetensors_saves_it_and_loads_into_it(tmp_path) -> None:
+    model, flat = flattened()
+    save_model(model, str(tmp_path / "model.safetensors"))
+    wanted = flat.values.clone()
+    with torch.no_grad():
+        flat.values.zero_()
+    load_model(model, str(tmp_path / "model.safetensors"))
+    assert torch.equal(flat.values, wanted)
+    assert is_linked(model, flat)
 
 
 def pickled(module: nn.Module) -> nn.Module:

@@ -180,6 +180,27 @@ def test_accelerate_trains_as_a_loop_of_ones_own(kind: str) -> None:
 
 
 @OF_EACH_KIND
+def test_accelerate_goes_on_from_its_checkpoint_bit_equal(kind: str, tmp_path: Path) -> None:
+    host = accelerate.Accelerator(cpu=True)
+    model = replace(model_of(kind, 0.1))
+    loader = torch.utils.data.DataLoader(examples(16, kind), batch_size=4, collate_fn=batch)
+    model, optimizer, loader = host.prepare(model, Adam(model.parameters(), lr=1e-3), loader)
+
+    def epoch() -> list[torch.Tensor]:
+        for inputs in loader:
+            host.backward(model(**inputs).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    epoch()
+    host.save_state(str(tmp_path))
+    wanted = epoch()
+    host.load_state(str(tmp_path))
+    assert all(map(torch.equal, epoch(), wanted))
+
+
+@OF_EACH_KIND
 def test_a_grad_scaler_changes_nothing_but_skipped_steps(kind: str) -> None:
     def loop(scaler: torch.amp.GradScaler) -> tuple[torch.nn.Module, Adam]:
         model = replace(model_of(kind))

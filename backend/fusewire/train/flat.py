@@ -37,15 +37,12 @@ def _count_writes(optimizer: Optimizer, *_: object) -> None:
 
 register_optimizer_step_post_hook(_count_writes)
 
-# By the address of their values.
-_FLATS: weakref.WeakValueDictionary[int, FlatParameters] = weakref.WeakValueDictionary()
+_FLATS: weakref.WeakSet[FlatParameters] = weakref.WeakSet()  # all that were laid out
 
 
 def flat_of(parameter: torch.Tensor) -> FlatParameters | None:
     """Those that a parameter lies in."""
-    address = parameter.untyped_storage().data_ptr()
-    flat = _FLATS.get(address)
-    return flat if flat is not None and flat.values.data_ptr() == address else None
+    return next((f for f in list(_FLATS) if 0 <= f.begin_of(parameter) < len(f.values)), None)
 
 
 def _zeros(elements: int, device: torch.device) -> torch.Tensor:
@@ -74,11 +71,13 @@ class FlatParameters:
     them as one matrix. The others follow in the module's order, those whose size is no multiple of
     16 last. A parameter that several modules share has one slice.
 
-    A deep copy of the module, or one that was pickled, gets buffers of its own on first use. (Save
-    with torch.save: plain pickle writes the whole buffer once for each parameter.)
-    Parameters that the module gets later are not in the buffers. Raises ConfigurationError for
-    parameters that are not fp32 on the CPU or on one GPU, and for groups that overlap or are not
-    the module's.
+    Each parameter has a storage of its own in the buffer's memory: what saves tensors by their
+    storages (pickle, safetensors) writes its numbers alone. A deep copy of the module, or one that
+    was pickled, gets buffers of its own on first use. Parameters that the module gets later are not
+    in the buffers.
+
+    Raises ConfigurationError for parameters that are not fp32 on the CPU or on one GPU, and for
+    groups that overlap or are not the module's.
     """
 
     def __init__(self, module: Module, groups: Sequence[Sequence[Parameter]] = ()) -> None:
@@ -149,6 +148,10 @@ class FlatParameters:
     def offset(self, name: str) -> int:
         """Where a parameter begins in the buffers, in elements."""
         return self._slot(name).begin
+
+    def begin_of(self, tensor: torch.Tensor) -> int:
+        """Where a tensor in the buffer of values begins in it, in elements."""
+        return (tensor.data_ptr() - self.values.data_ptr()) // 4
 
     def make_section(self, names: Sequence[str]) -> None:
         """Says that the gradients of these parameters come together in a backward pass, so that
@@ -279,7 +282,7 @@ class FlatParameters:
         for slot in self._slots:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)
-        _FLATS[values.data_ptr()] = self
+        _FLATS.add(self)
         return self._laid_out
 
     def _named(self, names: Iterable[str] | None) -> list[Slot]:
