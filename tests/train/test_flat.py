@@ -209,6 +209,24 @@ def test_a_copy_has_buffers_of_its_own(copied: Callable[[nn.Module], nn.Module])
     assert twin.cls.predictions.decoder.weight is twin.bert.embeddings.word_embeddings.weight
 
 
+@pytest.mark.parametrize("moved", [copy.deepcopy, lambda module: module.double().float()])
+def test_what_inference_mode_laid_out_trains(moved: Callable[[nn.Module], nn.Module]) -> None:
+    model = moved(Toy())
+    with torch.inference_mode():
+        model(inputs())
+    model(inputs()).sum().backward()
+    with torch.no_grad():
+        model.w.add_(model.w.grad)
+    assert is_linked(model, model.flat)
+
+
+def test_parameters_of_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        module = nn.Linear(4, 4)
+    with pytest.raises(ConfigurationError, match=r"weight: got it from torch\.inference_mode"):
+        FlatParameters(module)
+
+
 def test_parameters_that_moved_are_moved_back() -> None:
     model, flat = flattened()
     wanted = {name: p.detach().clone() for name, p in model.named_parameters()}

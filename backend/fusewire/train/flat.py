@@ -251,6 +251,7 @@ class FlatParameters:
     def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._laid_out or self._lay_out()
 
+    @torch.inference_mode(mode=False)  # what is made here trains later
     def _lay_out(self) -> tuple[torch.Tensor, torch.Tensor]:
         names: dict[int, list[str]] = {}
         sizes: dict[str, int] = {}

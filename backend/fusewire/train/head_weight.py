@@ -95,9 +95,10 @@ class HeadWeight:
         if on_cpu or (lies_well and self.width == classes):
             return [view(tensor.contiguous()) for tensor in tensors]
         if not self._copies:
-            self._copies = [
-                t.new_zeros(self.width, *t.shape[1:], dtype=self.dtype) for t in tensors
-            ]
+            with torch.inference_mode(mode=False):  # they are written again in training
+                self._copies = [
+                    t.new_zeros(self.width, *t.shape[1:], dtype=self.dtype) for t in tensors
+                ]
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy[:classes].copy_(tensor)
         return [view(copy) for copy in self._copies]

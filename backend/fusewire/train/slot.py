@@ -50,6 +50,7 @@ class Slot:
             table.get(name) is parameter for table, name in self.places
         )
 
+    @torch.inference_mode(mode=False)
     def link(self, values: torch.Tensor) -> None:
         """Moves what the modules have now into the slice. ConfigurationError where it does not fit,
         or modules that shared a parameter have parameters that differ."""
@@ -127,4 +128,9 @@ def check_kind(name: str, parameter: Parameter) -> None:
             f"{name}: got {str(parameter.dtype).removeprefix('torch.')} on {parameter.device}, "
             f"wanted float32 on {' or '.join(places)}; convert the model with .float() and move it "
             "there, or train it with transformers itself"
+        )
+    if parameter.is_inference():
+        raise ConfigurationError(
+            f"{name}: got it from torch.inference_mode, wanted a parameter that trains; make or "
+            "load the model outside of it"
         )
