@@ -439,6 +439,17 @@ class TestRefusals:
         with pytest.raises(InvalidInput, match="input_ids: got shape"):
             getattr(ours, "transformer", ours)(input_ids=torch.ones(shape, dtype=torch.long))
 
+    @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPTNeoXForCausalLM"])
+    def test_positions_that_have_no_angles(self, name: str) -> None:
+        _, ours = both(name)
+        ours(**ragged(name, (40, 7))).loss.backward()
+        with pytest.raises(InvalidInput, match=r"position_ids: got 40, wanted 0 to 39, .*raise"):
+            ours(**ragged(name, (41, 7)))
+        with pytest.raises(InvalidInput, match="position_ids: got -1, wanted 0 to 39"):
+            ours(**ragged(name), position_ids=torch.arange(-1, 11)[None])
+        with pytest.raises(InvalidInput, match="position_ids: got 40"):
+            train.Step(ours, train.Adam(ours.parameters()))(ragged(name, (41, 7)))
+
     def test_autocast(self) -> None:
         _, ours = both("BertModel")
         with (

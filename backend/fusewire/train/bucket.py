@@ -29,7 +29,7 @@ class PackedBucket(Packed):
     def __init__(self, rows: int, length: int, tokens: int, device: torch.device) -> None:
         self.shape = rows, length
         self.rows_begin = True
-        self._tokens = tokens
+        self._tokens, self._longest = tokens, 0
         self._index = torch.zeros(tokens, dtype=torch.int64, device=device)
         # Of each token in rows that lie one behind the other, a place behind them for the missing.
         self._places = torch.zeros_like(self._index)
@@ -41,12 +41,17 @@ class PackedBucket(Packed):
     def tokens(self) -> int:
         return self._tokens
 
+    @property
+    def longest(self) -> int:
+        return self._longest
+
     def write(self, there: torch.Tensor, lengths: torch.Tensor) -> None:
         """there bool [rows, length or less] and lengths [rows], on the CPU."""
         rows, length = self.shape
         padded = torch.zeros(rows, length, dtype=torch.bool)
         padded[:, : there.shape[1]] = there
         self.rows_begin = bool(there[:, 0].all())
+        self._longest = int(lengths.max())
         index = padded.flatten().nonzero().squeeze(1)
         missing = self._tokens - len(index)
         places = torch.cat([index, index.new_full((missing,), rows * length)])
