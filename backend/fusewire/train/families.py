@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusewire.errors import Unsupported
+from fusewire.errors import CheckpointError, Unsupported
 from fusewire.models import blueprint_of
 from fusewire.models.blueprint import Stack
 from fusewire.models.config import Config
@@ -104,7 +104,15 @@ class Family:
     feed_forward_output: str
 
     def stack(self, config: Any) -> Stack:
-        return self.of(config.to_dict())
+        try:
+            return self.of(config.to_dict())
+        except CheckpointError as error:
+            raise Unsupported(
+                type(config).__name__,
+                f"what layers here do not compute ({error})",
+                "a model that fusewire serves",
+                "train it with transformers itself",
+            ) from None
 
     @property
     def _keys(self) -> tuple[str, ...]:
