@@ -25,6 +25,9 @@ from fusewire.train.slot import NO_PASS, Slot, check_kind
 # Parameters of whole cache lines (16 fp32 numbers) begin on a border of one: others come last.
 _CACHE_LINE = 16
 
+# Numbers of a parameter by which writes are noticed that torch does not count.
+_PROBES = 8
+
 
 def _count_writes(optimizer: Optimizer, *_: object) -> None:
     """Torch's fused optimizers and ours write parameters without counting it (`_version` stays),
@@ -178,6 +181,9 @@ class FlatParameters:
         `.to`, `load_state_dict(assign=True)`, deepcopy and pickle move parameters. Raises
         ConfigurationError where one has another shape or dtype than before, or another device than
         others, or where parameters are no longer, or newly, tied.
+
+        On a CPU, whose layers pack weights, writes that torch does not count (`.data`, `.numpy()`)
+        are noticed here by some numbers of each parameter.
         """
         values, _ = self._buffers()
         between = torch._C._current_graph_task_id() == NO_PASS
@@ -192,13 +198,14 @@ class FlatParameters:
                 self._refuse_newly_tied(slot)
                 slot.link(values)
                 moved = True
-        self._relinks += moved
+        self._relinks += moved or self._was_written_unseen(values)
 
     def version(self, names: Iterable[str] | None = None) -> Version:
         """Another than before if any of these parameters (by default all) was written since, by
         torch's count.
 
-        Writes that torch does not count (through `.data` or `.numpy()`) need a call of `written`.
+        Of writes that torch does not count (through `.data` or `.numpy()`) it knows those that
+        `relink` noticed; others need a call of `written`.
         """
         slots = self._named(names)
         return self.layouts, self._relinks, sum(slot.parameter._version for slot in slots)
@@ -283,8 +290,20 @@ class FlatParameters:
         for slot in self._slots:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)
+        spans = [(s.begin, s.begin + s.shape.numel() - 1) for s in self._slots if s.shape.numel()]
+        probed = [np.linspace(*span, _PROBES) for span in spans]
+        self._probed = torch.from_numpy(np.concatenate([[], *probed]).astype(np.int64))
+        self._numbers = values.new_empty(0)
+        self._was_written_unseen(values)
         _FLATS.add(self)
         return self._laid_out
+
+    def _was_written_unseen(self, values: torch.Tensor) -> bool:
+        """Or by anybody: whether some numbers are others than when this was asked before."""
+        if values.device.type != "cpu":  # reading them would wait; layers read the buffer itself
+            return False
+        before, self._numbers = self._numbers, values[self._probed]
+        return not torch.equal(before, self._numbers)
 
     def _named(self, names: Iterable[str] | None) -> list[Slot]:
         self._buffers()
