@@ -84,6 +84,25 @@ def test_the_trainer_may_keep_its_own_optimizer(tmp_path: Path) -> None:
     assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
 
 
+class OfHidden(transformers.Trainer):
+    """With a loss of its own, over the hidden states of a base model."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
+        found: torch.Tensor = (model(**inputs).pooler_output - 0.5).square().mean()
+        return found
+
+
+def test_a_base_model_gets_whole_batches(tmp_path: Path) -> None:
+    """The Trainer leaves out what forward does not name."""
+    ours, theirs = (
+        OfHidden(model=model, args=arguments(tmp_path), train_dataset=examples(64))
+        for model in (replace(classifier().bert), classifier().bert)
+    )
+    for made in (ours, theirs):
+        made.train()
+    assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
+
+
 @OF_EACH_KIND
 def test_a_run_resumed_from_a_checkpoint_is_bit_equal(kind: str, tmp_path: Path) -> None:
     """With dropout: masks come from torch's generator, which checkpoints restore."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -196,6 +197,11 @@ class Forward:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._family = type(module).__name__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of transformers: its Trainer leaves out of a batch what it does not find here."""
+        return inspect.signature(type(self._module).forward.__get__(self._module))
 
     @torch.compiler.disable  # which sees no kernels: it compiles what is around the layers
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
