@@ -19,14 +19,12 @@ from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fusewire.errors import ConfigurationError
+from fusewire.train.probes import Probes
 from fusewire.train.rounded import RoundedCopies, Version
 from fusewire.train.slot import NO_PASS, Slot, check_kind
 
 # Parameters of whole cache lines (16 fp32 numbers) begin on a border of one: others come last.
 _CACHE_LINE = 16
-
-# Numbers of a parameter by which writes are noticed that torch does not count.
-_PROBES = 8
 
 
 def _count_writes(optimizer: Optimizer, *_: object) -> None:
@@ -198,7 +196,7 @@ class FlatParameters:
                 self._refuse_newly_tied(slot)
                 slot.link(values)
                 moved = True
-        self._relinks += moved or self._was_written_unseen(values)
+        self._relinks += moved or self._probes.changed()
 
     def version(self, names: Iterable[str] | None = None) -> Version:
         """Another than before if any of these parameters (by default all) was written since, by
@@ -291,19 +289,9 @@ class FlatParameters:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)
         spans = [(s.begin, s.begin + s.shape.numel() - 1) for s in self._slots if s.shape.numel()]
-        probed = [np.linspace(*span, _PROBES) for span in spans]
-        self._probed = torch.from_numpy(np.concatenate([[], *probed]).astype(np.int64))
-        self._numbers = values.new_empty(0)
-        self._was_written_unseen(values)
+        self._probes = Probes(values, spans)
         _FLATS.add(self)
         return self._laid_out
-
-    def _was_written_unseen(self, values: torch.Tensor) -> bool:
-        """Or by anybody: whether some numbers are others than when this was asked before."""
-        if values.device.type != "cpu":  # reading them would wait; layers read the buffer itself
-            return False
-        before, self._numbers = self._numbers, values[self._probed]
-        return not torch.equal(before, self._numbers)
 
     def _named(self, names: Iterable[str] | None) -> list[Slot]:
         self._buffers()
