@@ -196,7 +196,8 @@ class FlatParameters:
                 self._refuse_newly_tied(slot)
                 slot.link(values)
                 moved = True
-        self._relinks += moved or self._probes.changed()
+        written = self._probes.changed()
+        self._relinks += moved or written
 
     def version(self, names: Iterable[str] | None = None) -> Version:
         """Another than before if any of these parameters (by default all) was written since, by
