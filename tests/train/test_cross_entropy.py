@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from fusewire import kernels
-from fusewire.errors import ConfigurationError, FusewireError, InvalidInput
+from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Unsupported
 from fusewire.train.cross_entropy import CrossEntropy, cross_entropy
 from torch.nn import functional
 
@@ -177,6 +177,8 @@ def test_a_second_backward_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(FusewireError, match="second backward"):
         loss.backward()
+    with pytest.raises(Unsupported, match="create_graph: got True"):
+        cross_entropy(*operands(6)).backward(create_graph=True)
 
 
 @pytest.mark.parametrize(

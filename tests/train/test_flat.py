@@ -12,7 +12,7 @@ import torch
 import transformers
 from fusewire.errors import ConfigurationError
 from fusewire.train.flat import FlatParameters
-from safetensors.torch import load_file
+from safetensors.torch import load_file, load_model, save_model
 from torch import nn
 
 
@@ -160,6 +160,28 @@ def test_a_saved_state_dict_loads_anywhere() -> None:
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
 
 
+def test_a_part_is_saved_alone() -> None:
+    """By what writes storages: pickle, torch.save of a part of a state dict."""
+    model, _ = flattened()
+    head = {name: value for name, value in model.state_dict().items() if "transform" in name}
+    file = io.BytesIO()
+    torch.save(head, file)
+    assert file.tell() < sum(4 * value.numel() for value in head.values()) + 10_000
+    whole = sum(4 * p.numel() for p in model.parameters())
+    assert len(pickle.dumps(model)) < 1.5 * whole + 100_000
+
+
+def test_safetensors_saves_it_and_loads_into_it(tmp_path) -> None:
+    model, flat = flattened()
+    save_model(model, str(tmp_path / "model.safetensors"))
+    wanted = flat.values.clone()
+    with torch.no_grad():
+        flat.values.zero_()
+    load_model(model, str(tmp_path / "model.safetensors"))
+    assert torch.equal(flat.values, wanted)
+    assert is_linked(model, flat)
+
+
 def pickled(module: nn.Module) -> nn.Module:
     return pickle.loads(pickle.dumps(module))
 
@@ -185,6 +207,24 @@ def test_a_copy_has_buffers_of_its_own(copied: Callable[[nn.Module], nn.Module])
         twin.bert.encoder.layer[0].output.dense.weight.fill_(3.0)
     assert not (flat.values == 3.0).any()
     assert twin.cls.predictions.decoder.weight is twin.bert.embeddings.word_embeddings.weight
+
+
+@pytest.mark.parametrize("moved", [copy.deepcopy, lambda module: module.double().float()])
+def test_what_inference_mode_laid_out_trains(moved: Callable[[nn.Module], nn.Module]) -> None:
+    model = moved(Toy())
+    with torch.inference_mode():
+        model(inputs())
+    model(inputs()).sum().backward()
+    with torch.no_grad():
+        model.w.add_(model.w.grad)
+    assert is_linked(model, model.flat)
+
+
+def test_parameters_of_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        module = nn.Linear(4, 4)
+    with pytest.raises(ConfigurationError, match=r"weight: got it from torch\.inference_mode"):
+        FlatParameters(module)
 
 
 def test_parameters_that_moved_are_moved_back() -> None:
@@ -216,7 +256,9 @@ def test_a_loaded_state_dict_is_in_the_buffer(assign: bool) -> None:
     model.load_state_dict(other, assign=assign)
     flat.relink()
     assert is_linked(model, flat)
-    assert flat.version() != before
+    assert (after := flat.version()) != before
+    flat.relink()  # as the decoder does behind the encoder
+    assert flat.version() == after
     for name, p in model.named_parameters(remove_duplicate=False):
         assert torch.equal(p, other[name])
         assert p.data_ptr() != other[name].data_ptr()

@@ -84,6 +84,25 @@ def test_the_trainer_may_keep_its_own_optimizer(tmp_path: Path) -> None:
     assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
 
 
+class OfHidden(transformers.Trainer):
+    """With a loss of its own, over the hidden states of a base model."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
+        found: torch.Tensor = (model(**inputs).pooler_output - 0.5).square().mean()
+        return found
+
+
+def test_a_base_model_gets_whole_batches(tmp_path: Path) -> None:
+    """The Trainer leaves out what forward does not name."""
+    ours, theirs = (
+        OfHidden(model=model, args=arguments(tmp_path), train_dataset=examples(64))
+        for model in (replace(classifier().bert), classifier().bert)
+    )
+    for made in (ours, theirs):
+        made.train()
+    assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
+
+
 @OF_EACH_KIND
 def test_a_run_resumed_from_a_checkpoint_is_bit_equal(kind: str, tmp_path: Path) -> None:
     """With dropout: masks come from torch's generator, which checkpoints restore."""
@@ -177,6 +196,27 @@ def test_accelerate_trains_as_a_loop_of_ones_own(kind: str) -> None:
 
     theirs = loop(accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2))
     assert all(map(torch.equal, theirs, loop(None)))
+
+
+@OF_EACH_KIND
+def test_accelerate_goes_on_from_its_checkpoint_bit_equal(kind: str, tmp_path: Path) -> None:
+    host = accelerate.Accelerator(cpu=True)
+    model = replace(model_of(kind, 0.1))
+    loader = torch.utils.data.DataLoader(examples(16, kind), batch_size=4, collate_fn=batch)
+    model, optimizer, loader = host.prepare(model, Adam(model.parameters(), lr=1e-3), loader)
+
+    def epoch() -> list[torch.Tensor]:
+        for inputs in loader:
+            host.backward(model(**inputs).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    epoch()
+    host.save_state(str(tmp_path))
+    wanted = epoch()
+    host.load_state(str(tmp_path))
+    assert all(map(torch.equal, epoch(), wanted))
 
 
 @OF_EACH_KIND

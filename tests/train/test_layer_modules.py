@@ -108,6 +108,14 @@ def test_it_is_refused_before_replace_too(surgery: Callable[[Any], None]) -> Non
         train.replace(model)
 
 
+def test_layers_that_share_their_parameters() -> None:
+    model = eager(NAME)
+    model.bert.encoder.layer[2] = model.bert.encoder.layer[0]
+    owner = r"got the parameter of encoder\.layer\.0\.attention"
+    with pytest.raises(Unsupported, match=rf"encoder\.layer\.2\.attention.*{owner}.*transformers"):
+        train.replace(model)
+
+
 def test_layers_that_the_config_does_not_have() -> None:
     model = eager(NAME)
     model.config.num_hidden_layers = 1

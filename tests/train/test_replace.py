@@ -11,7 +11,7 @@ import fusewire
 import pytest
 import torch
 from fusewire import train
-from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Unsupported
+from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
 from fusewire.models import load_decoder
 from fusewire.train.flat import FlatParameters
 from fusewire.train.packed import Packed
@@ -439,6 +439,17 @@ class TestRefusals:
         with pytest.raises(InvalidInput, match="input_ids: got shape"):
             getattr(ours, "transformer", ours)(input_ids=torch.ones(shape, dtype=torch.long))
 
+    @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPTNeoXForCausalLM"])
+    def test_positions_that_have_no_angles(self, name: str) -> None:
+        _, ours = both(name)
+        ours(**ragged(name, (40, 7))).loss.backward()
+        with pytest.raises(InvalidInput, match=r"position_ids: got 40, wanted 0 to 39, .*raise"):
+            ours(**ragged(name, (41, 7)))
+        with pytest.raises(InvalidInput, match="position_ids: got -1, wanted 0 to 39"):
+            ours(**ragged(name), position_ids=torch.arange(-1, 11)[None])
+        with pytest.raises(InvalidInput, match="position_ids: got 40"):
+            train.Step(ours, train.Adam(ours.parameters()))(ragged(name, (41, 7)))
+
     def test_autocast(self) -> None:
         _, ours = both("BertModel")
         with (
@@ -459,7 +470,7 @@ class TestRefusals:
             train.replace(torch.nn.Linear(2, 2))  # type: ignore[type-var]
 
     def test_a_decoder_of_an_encoders_class(self) -> None:
-        with pytest.raises(FusewireError, match="is_decoder: got True"):
+        with pytest.raises(Unsupported, match=r"is_decoder: got True.*train it with transformers"):
             train.replace(eager("BertModel", is_decoder=True))
 
     @pytest.mark.parametrize(
@@ -524,6 +535,13 @@ class TestRefusals:
         loss.backward(retain_graph=True)
         with pytest.raises(fusewire.kernels.Error, match="retain_graph is not supported"):
             loss.backward()
+
+    def test_gradients_of_gradients(self) -> None:
+        _, ours = both("BertModel")
+        loss = loss_of(ours, ragged("BertModel"))
+        with pytest.raises(Unsupported, match=r"create_graph: got True.*transformers itself"):
+            loss.backward(create_graph=True)
+        gradients(ours, ragged("BertModel"))
 
     def test_options_that_are_none(self) -> None:
         with pytest.raises(ConfigurationError, match="recompute: got 'all'"):

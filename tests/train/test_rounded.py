@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fusewire import train
+from fusewire.train.rounded import RoundedCopies
 from torch.autograd.graph import increment_version
 
 from tests.tolerance import TRAINED_VERSUS_EAGER
@@ -26,6 +27,16 @@ def prepare(device: str, rate: float = 1e-3) -> tuple[Any, train.Adam, train.Ste
     model = train.replace(eager(NAME).to(device)).train()
     optimizer = train.Adam(model.parameters(), lr=rate, weight_decay=0.0)
     return model, optimizer, train.Step(model, optimizer, dtype=DTYPE[device])
+
+
+def test_a_copy_that_inference_mode_made_is_written_in_training() -> None:
+    """As where a host validates before it trains."""
+    values = torch.ones(4)
+    copies = RoundedCopies(values)
+    with torch.inference_mode():
+        copies.read(torch.bfloat16, (0, 0, 0))
+    values.fill_(2.0)
+    assert copies.read(torch.bfloat16, (0, 0, 1)).tolist() == [2.0] * 4
 
 
 def norm(model: Any) -> torch.nn.Parameter:

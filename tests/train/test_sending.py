@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fusewire.train import replace
+from fusewire.train.flat import flat_of
 from fusewire.train.gradients import collected, leaves_of
 from fusewire.train.sending import Sending
 from fusewire.train.shards import blocks
@@ -26,7 +27,9 @@ class Log:
         self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def reduce(self, gradients: torch.Tensor) -> list[Any]:
-        begins = [block[0].storage_offset() for block in self.blocks]
+        flat = flat_of(self.blocks[0][0])
+        assert flat is not None
+        begins = [flat.begin_of(block[0]) for block in self.blocks]
         self.events.append(("sent", begins.index(gradients.storage_offset())))
         self.sent.append((gradients, gradients.clone()))
         return []

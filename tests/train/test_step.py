@@ -303,6 +303,27 @@ def test_a_head_that_replace_did_not_see_trains_alone() -> None:
     assert torch.equal(weights(model.base), weights(before.base))
 
 
+@ON_EACH
+@pytest.mark.parametrize("labels", [torch.eye(4), torch.arange(16.0).view(4, 4)])
+def test_as_many_classes_as_places_are_no_places(labels: torch.Tensor, device: str) -> None:
+    """Of several labels a text, and of regression."""
+    kind = "multi_label_classification" if labels.max() <= 1 else "regression"
+    more = {"num_labels": 4, "problem_type": kind}
+    model, optimizer = prepare("BertForSequenceClassification", device, **more)
+    batch = ragged("BertForSequenceClassification", (4, 4, 4, 2)) | {"labels": labels}
+    wanted = by_hand(*prepare("BertForSequenceClassification", device, **more), batch, device)
+    got = train.Step(model, optimizer)(batch)
+    torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+
+
+@ON_EACH
+def test_places_that_are_classes_are_not_rounded_up(device: str) -> None:
+    name = "BertForQuestionAnswering"
+    wanted = by_hand(*prepare(name, device), ragged(name), device)
+    got = train.Step(*prepare(name, device))(ragged(name))
+    torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+
+
 def test_what_it_cannot_do_is_refused() -> None:
     model, optimizer = prepare("BertForSequenceClassification", "cpu")
     with pytest.raises(ConfigurationError, match="wanted one that fusewire"):
@@ -321,6 +342,10 @@ def test_what_it_cannot_do_is_refused() -> None:
             step(batch | {"text": value})
     with pytest.raises(Unsupported, match="cu_seq_lens_q: got a flattened batch"):
         step(batch | {"cu_seq_lens_q": torch.tensor([0, 1])})
+    positions = torch.arange(12)[None]
+    with pytest.raises(InvalidInput, match=r"position_ids: got shape \[1, 12\], wanted \[4, 12\]"):
+        step(batch | {"position_ids": positions})
+    assert step(batch | {"position_ids": positions.expand(4, -1)}) > 0
     left = batch | {"attention_mask": batch["attention_mask"].flip(1)}
     for _ in range(3):
         with pytest.raises(InvalidInput, match="padding in the first place of a row"):

@@ -67,6 +67,42 @@ def test_the_criterion_sees_what_a_fused_optimizer_writes() -> None:
         optimizer.step()
 
 
+def through_data(parameter: torch.Tensor) -> None:
+    """As averages of weights are swapped in: EMA, SWA."""
+    parameter.data.copy_(-2.0 * parameter.data)
+
+
+def through_numpy(parameter: torch.Tensor) -> None:
+    parameter.detach().numpy()[...] *= -2.0
+
+
+@pytest.mark.parametrize("write", [through_data, through_numpy])
+def test_what_torch_does_not_count_is_computed_with(
+    write: Callable[[torch.Tensor], None],
+) -> None:
+    curves = []
+    for model in both(NAME):
+        curve = []
+        for _ in range(3):
+            with torch.no_grad():
+                curve.append(model(**ragged(NAME)).loss.item())
+            for parameter in model.bert.encoder.parameters():
+                write(parameter)
+        curves.append(curve)
+    assert curves[1] == pytest.approx(curves[0], rel=TRAINED_VERSUS_EAGER)
+
+
+def test_the_criterion_sees_what_torch_does_not_count() -> None:
+    hidden, weight, bias = torch.randn(20, 8), torch.randn(50, 8), torch.randn(50)
+    labels, criterion = torch.randint(50, (20,)), CrossEntropy()
+    for _ in range(3):
+        wanted = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, labels)
+        loss = criterion(hidden, weight, labels, bias)
+        assert loss.item() == pytest.approx(wanted.item(), rel=TRAINED_VERSUS_EAGER)
+        weight.data.mul_(0.5)
+        bias.numpy()[...] *= 0.5
+
+
 def two_forwards_and_a_penalty(model: torch.nn.Module) -> Gradients:
     first = model(**ragged(NAME)).loss
     penalty = sum((p**2).sum() for p in model.parameters())

@@ -51,6 +51,17 @@ def refuse_flattened(model: Any, arguments: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_create_graph() -> None:
+    """For the backward of a Function. Raises Unsupported where gradients are to have gradients."""
+    if torch.is_grad_enabled():
+        raise Unsupported(
+            "backward: create_graph",
+            "True",
+            "False, for these gradients have no gradients of their own",
+            "leave it out, or train with transformers itself",
+        )
+
+
 def ids_or_embeddings(
     input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
 ) -> torch.Tensor:

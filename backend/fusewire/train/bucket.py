@@ -35,7 +35,7 @@ class PackedBucket(Packed):
         """`tensors`: of `kinds`, where steps read them."""
         self.shape = rows, length
         self.rows_begin = True
-        self._tokens = tokens
+        self._tokens, self._longest = tokens, 0
         self._index = tensors["index"]
         self._places = tensors["places"]
         self._offsets = tensors["offsets"]
@@ -56,6 +56,10 @@ class PackedBucket(Packed):
     def tokens(self) -> int:
         return self._tokens
 
+    @property
+    def longest(self) -> int:
+        return self._longest
+
     def write(
         self, there: torch.Tensor, lengths: torch.Tensor, to: Mapping[str, torch.Tensor]
     ) -> None:
@@ -65,6 +69,7 @@ class PackedBucket(Packed):
         padded = torch.zeros(rows, length, dtype=torch.bool)
         padded[:, : there.shape[1]] = there
         self.rows_begin = bool(there[:, 0].all())
+        self._longest = int(lengths.max())
         index = padded.flatten().nonzero().squeeze(1)
         count, missing = len(index), self._tokens - len(index)
         to["index"][:count] = to["places"][:count] = index

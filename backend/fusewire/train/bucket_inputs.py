@@ -18,14 +18,17 @@ from fusewire.train.torch_tensors import staged
 Batch = Mapping[str, torch.Tensor]
 SOURCE, TARGET = "", "decoder_"  # what the names of a model's arguments begin with
 PIXELS = "pixel_values"
+_ANSWER = "start_positions"  # of question answering: each place of a row is a class
 
 
 class Side(NamedTuple):
     """Of a padded batch the rows of one kind, on the CPU: which places [rows, length] are tokens,
-    and how many each row has."""
+    how many each row has, and whether its places are counted in the loss, so that none may be
+    added."""
 
     there: torch.Tensor
     lengths: torch.Tensor
+    counted: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -33,7 +36,8 @@ class Side(NamedTuple):
 
     def bucket(self, spare: int) -> tuple[int, int, int]:
         rows, length = self.shape
-        return bucket_of(rows, length, int(self.lengths.sum()) + spare)
+        rows, places, tokens = bucket_of(rows, length, int(self.lengths.sum()) + spare)
+        return rows, length if self.counted else places, tokens
 
 
 Sides = dict[str, Side]  # by what the names of arguments begin with
@@ -44,8 +48,8 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
     of images has none: all of its places are tokens.
 
     Raises InvalidInput for a batch without input_ids [batch, length], with anything that is no
-    tensor, positions without a mask, and targets that are not there; Unsupported for a flattened
-    one.
+    tensor, positions without a mask or of one row for all, and targets that are not there;
+    Unsupported for a flattened one.
     """
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor):
@@ -63,15 +67,22 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
             "write the step yourself for other inputs",
         )
     refuse_flattened(model, batch)
-    mask = batch.get("attention_mask")
-    if mask is None and batch.get("position_ids") is not None:
+    mask, positions = batch.get("attention_mask"), batch.get("position_ids")
+    if mask is None and positions is not None:
         raise InvalidInput(
             "position_ids",
             "some without an attention_mask",
             "a mask, or none of either",
             "pass the mask: rows may hold several sequences without one",
         )
-    sides = {SOURCE: _side(ids, mask, SOURCE)}
+    if positions is not None and positions.shape != ids.shape:
+        raise InvalidInput(
+            "position_ids",
+            f"shape {list(positions.shape)}",
+            f"{list(ids.shape)} as input_ids",
+            "expand them to every row",
+        )
+    sides = {SOURCE: _side(ids, mask, SOURCE)._replace(counted=_ANSWER in batch)}
     if pairs:
         labels, targets = batch.get("labels"), batch.get("decoder_input_ids")
         given = labels if targets is None else targets
@@ -167,8 +178,11 @@ def _of_side(side: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 
 def _sorted(batch: Batch, sides: Sides) -> Iterable[tuple[str, torch.Tensor, str | None]]:
-    """Names, tensors and the side whose places [rows, length] a tensor has; None: of neither."""
+    """Names, tensors and the side whose places [rows, length] a tensor has; None: of neither, as
+    labels that are no integers, of which a row has one for each class."""
     for name, value in sorted(batch.items()):
         of_targets = TARGET in sides and (name.startswith(TARGET) or name == "labels")
         wanted = [TARGET] if of_targets else list(sides)
+        if name == "labels" and value.is_floating_point():
+            wanted = []
         yield name, value, next((s for s in wanted if value.shape[:2] == sides[s].shape), None)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fusewire import kernels
 from fusewire.errors import FusewireError
+from fusewire.train.arguments import refuse_create_graph
 from fusewire.train.gradients import add_gradient
 from fusewire.train.head_weight import HeadWeight
 from fusewire.train.torch_tensors import stream_of, view
@@ -90,8 +91,8 @@ class ChunkedLoss(torch.autograd.Function):
         return (losses.sum(dtype=torch.float64) * scale).float()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
         if ctx.gradients is None:
             raise FusewireError(
                 "CrossEntropy: got a second backward through one loss, wanted one; compute the "

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from fusewire.errors import Unsupported
+from fusewire.errors import InvalidInput, Unsupported
 from fusewire.train.arguments import ids_or_embeddings, refuse
 from fusewire.train.packed import Packed, packed
 
@@ -99,10 +99,27 @@ def _rotary(
     dropout: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> BaseModelOutputWithPast:
     """Layers with RoPE, of a model without other positions."""
+    _check_positions(positions, tokens, self.fusewire.max_length)
     angles = positions.to(torch.int32)
     embedded = embedded if dropout is None else dropout(embedded)
     hidden = self.fusewire(embedded, tokens, angles, self.layers)
     return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
+
+
+def _check_positions(positions: torch.Tensor, tokens: Packed, limit: int) -> None:
+    """Raises InvalidInput for one that has no angles. On a GPU, where nobody waits for them, for a
+    sequence that is too long: kernels answer another position that has none by NaN."""
+    least, most = 0, tokens.longest - 1
+    if positions.device.type == "cpu":
+        least, most = int(positions.min()), int(positions.max())
+    if least < 0 or most >= limit:
+        raise InvalidInput(
+            "position_ids",
+            str(least if least < 0 else most),
+            f"0 to {limit - 1}, those of the config",
+            "cut texts, raise max_position_embeddings of the config before replace, or train with "
+            "transformers itself",
+        )
 
 
 def _inputs(

@@ -12,10 +12,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fusewire import kernels
+from fusewire.train.arguments import refuse_create_graph
 from fusewire.train.gradients import add_gradient
 from fusewire.train.torch_tensors import stream_of, view
 
@@ -54,8 +54,8 @@ class _Lookup(Function):
         return functional.embedding(ids, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
         (ids,) = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         ids = ids.reshape(-1).contiguous()

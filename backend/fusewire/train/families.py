@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusewire.errors import Unsupported
+from fusewire.errors import CheckpointError, Unsupported
 from fusewire.models import blueprint_of
 from fusewire.models.blueprint import Stack
 from fusewire.models.config import Config
@@ -104,7 +105,15 @@ class Family:
     feed_forward_output: str
 
     def stack(self, config: Any) -> Stack:
-        return self.of(config.to_dict())
+        try:
+            return self.of(config.to_dict())
+        except CheckpointError as error:
+            raise Unsupported(
+                type(config).__name__,
+                f"what layers here do not compute ({error})",
+                "a model that fusewire serves",
+                "train it with transformers itself",
+            ) from None
 
     @property
     def _keys(self) -> tuple[str, ...]:
@@ -188,6 +197,11 @@ class Forward:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._family = type(module).__name__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of transformers: its Trainer leaves out of a batch what it does not find here."""
+        return inspect.signature(type(self._module).forward.__get__(self._module))
 
     @torch.compiler.disable  # which sees no kernels: it compiles what is around the layers
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fusewire.errors import ConfigurationError
+from fusewire.train.probes import Probes
 from fusewire.train.rounded import RoundedCopies, Version
 from fusewire.train.slot import NO_PASS, Slot, check_kind
 
@@ -37,15 +38,12 @@ def _count_writes(optimizer: Optimizer, *_: object) -> None:
 
 register_optimizer_step_post_hook(_count_writes)
 
-# By the address of their values.
-_FLATS: weakref.WeakValueDictionary[int, FlatParameters] = weakref.WeakValueDictionary()
+_FLATS: weakref.WeakSet[FlatParameters] = weakref.WeakSet()  # all that were laid out
 
 
 def flat_of(parameter: torch.Tensor) -> FlatParameters | None:
     """Those that a parameter lies in."""
-    address = parameter.untyped_storage().data_ptr()
-    flat = _FLATS.get(address)
-    return flat if flat is not None and flat.values.data_ptr() == address else None
+    return next((f for f in list(_FLATS) if 0 <= f.begin_of(parameter) < len(f.values)), None)
 
 
 def _zeros(elements: int, device: torch.device) -> torch.Tensor:
@@ -74,11 +72,13 @@ class FlatParameters:
     them as one matrix. The others follow in the module's order, those whose size is no multiple of
     16 last. A parameter that several modules share has one slice.
 
-    A deep copy of the module, or one that was pickled, gets buffers of its own on first use. (Save
-    with torch.save: plain pickle writes the whole buffer once for each parameter.)
-    Parameters that the module gets later are not in the buffers. Raises ConfigurationError for
-    parameters that are not fp32 on the CPU or on one GPU, and for groups that overlap or are not
-    the module's.
+    Each parameter has a storage of its own in the buffer's memory: what saves tensors by their
+    storages (pickle, safetensors) writes its numbers alone. A deep copy of the module, or one that
+    was pickled, gets buffers of its own on first use. Parameters that the module gets later are not
+    in the buffers.
+
+    Raises ConfigurationError for parameters that are not fp32 on the CPU or on one GPU, and for
+    groups that overlap or are not the module's.
     """
 
     def __init__(self, module: Module, groups: Sequence[Sequence[Parameter]] = ()) -> None:
@@ -150,6 +150,10 @@ class FlatParameters:
         """Where a parameter begins in the buffers, in elements."""
         return self._slot(name).begin
 
+    def begin_of(self, tensor: torch.Tensor) -> int:
+        """Where a tensor in the buffer of values begins in it, in elements."""
+        return (tensor.data_ptr() - self.values.data_ptr()) // 4
+
     def make_section(self, names: Sequence[str]) -> None:
         """Says that the gradients of these parameters come together in a backward pass, so that
         processes send them by themselves."""
@@ -166,7 +170,7 @@ class FlatParameters:
 
     def slot_of(self, parameter: torch.Tensor) -> Slot | None:
         """Its own, of a parameter that lies in the buffer; None of what is a part of one."""
-        slot = self._by_begin.get(int(parameter.storage_offset()))
+        slot = self._by_begin.get(self.begin_of(parameter))
         return slot if slot is not None and slot.parameter is parameter else None
 
     def gradient(self, name: str) -> torch.Tensor:
@@ -180,6 +184,9 @@ class FlatParameters:
         `.to`, `load_state_dict(assign=True)`, deepcopy and pickle move parameters. Raises
         ConfigurationError where one has another shape or dtype than before, or another device than
         others, or where parameters are no longer, or newly, tied.
+
+        On a CPU, whose layers pack weights, writes that torch does not count (`.data`, `.numpy()`)
+        are noticed here by some numbers of each parameter.
         """
         values, _ = self._buffers()
         between = torch._C._current_graph_task_id() == NO_PASS
@@ -194,13 +201,15 @@ class FlatParameters:
                 self._refuse_newly_tied(slot)
                 slot.link(values)
                 moved = True
-        self._relinks += moved
+        written = self._probes.changed()
+        self._relinks += moved or written
 
     def version(self, names: Iterable[str] | None = None) -> Version:
         """Another than before if any of these parameters (by default all) was written since, by
         torch's count.
 
-        Writes that torch does not count (through `.data` or `.numpy()`) need a call of `written`.
+        Of writes that torch does not count (through `.data` or `.numpy()`) it knows those that
+        `relink` noticed; others need a call of `written`.
         """
         slots = self._named(names)
         return self.layouts, self._relinks, sum(slot.parameter._version for slot in slots)
@@ -253,6 +262,7 @@ class FlatParameters:
     def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._laid_out or self._lay_out()
 
+    @torch.inference_mode(mode=False)  # what is made here trains later
     def _lay_out(self) -> tuple[torch.Tensor, torch.Tensor]:
         names: dict[int, list[str]] = {}
         sizes: dict[str, int] = {}
@@ -285,7 +295,9 @@ class FlatParameters:
         for slot in self._slots:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)
-        _FLATS[values.data_ptr()] = self
+        spans = [(s.begin, s.begin + s.shape.numel() - 1) for s in self._slots if s.shape.numel()]
+        self._probes = Probes(values, spans)
+        _FLATS.add(self)
         return self._laid_out
 
     def _named(self, names: Iterable[str] | None) -> list[Slot]:

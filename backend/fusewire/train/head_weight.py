@@ -13,6 +13,11 @@ from fusewire.train.torch_tensors import stream_of, view, weights_were_written
 # Of a GPU's logits: 128 bytes of 16-bit numbers.
 _WHOLE_ROWS = 64
 
+# Rows of a weight by which writes are noticed that torch does not count.
+_PROBES = 64
+
+_Seen = tuple[int, int, list[float]]  # address, version and numbers of a tensor
+
 
 class HeadWeight:
     """A weight fp32 [classes, features] and a bias fp32 [classes], computed with in `dtype`.
@@ -33,7 +38,7 @@ class HeadWeight:
         self.width = classes if on_cpu else -(-classes // _WHOLE_ROWS) * _WHOLE_ROWS
         self._copies: list[Tensor] = []
         self._hidden: kernels.Linear | None = None  # made when gradients are first wanted
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[_Seen] = []
         self._make()
 
     def is_of(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
@@ -45,12 +50,13 @@ class HeadWeight:
         )
 
     def follow(self) -> None:
-        """Takes anew what moved, or what torch counted a write to."""
+        """Takes anew what moved, what torch counted a write to, and on a CPU what has other numbers
+        than before in some rows."""
         now = self._now()
         if now == self._seen:
             return
         device = self._tensors()[0].device
-        moved = [pointer for pointer, _ in now] != [pointer for pointer, _ in self._seen]
+        moved = [pointer for pointer, *_ in now] != [pointer for pointer, *_ in self._seen]
         if moved and device.type != "cpu":
             self._make()
             return
@@ -83,8 +89,8 @@ class HeadWeight:
         tensors = [part() for part in self._parts]
         return [tensor for tensor in tensors if tensor is not None]
 
-    def _now(self) -> list[tuple[int, int]]:
-        return [(tensor.data_ptr(), tensor._version) for tensor in self._tensors()]
+    def _now(self) -> list[_Seen]:
+        return [(t.data_ptr(), t._version, _numbers(t)) for t in self._tensors()]
 
     def _views(self) -> list[kernels.Tensor]:
         """As they are now, in `dtype`."""
@@ -95,9 +101,18 @@ class HeadWeight:
         if on_cpu or (lies_well and self.width == classes):
             return [view(tensor.contiguous()) for tensor in tensors]
         if not self._copies:
-            self._copies = [
-                t.new_zeros(self.width, *t.shape[1:], dtype=self.dtype) for t in tensors
-            ]
+            with torch.inference_mode(mode=False):  # they are written again in training
+                self._copies = [
+                    t.new_zeros(self.width, *t.shape[1:], dtype=self.dtype) for t in tensors
+                ]
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy[:classes].copy_(tensor)
         return [view(copy) for copy in self._copies]
+
+
+def _numbers(tensor: Tensor) -> list[float]:
+    if tensor.device.type != "cpu":  # reading them would wait
+        return []
+    some = tensor.detach()[:: max(1, len(tensor) // _PROBES)]
+    numbers: list[float] = (some if some.ndim == 1 else some[:, 0]).tolist()
+    return numbers

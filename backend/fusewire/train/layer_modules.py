@@ -95,11 +95,14 @@ class LayerModules:
             self._refuse(self._name(module), "a hook", "none, for kernels call none")
 
     def _refuse_other_parameters(self, names: set[str]) -> None:
-        there = {
-            f"{name}.{parameter}"
-            for name, root in self._roots
-            for parameter, _ in root.named_parameters(remove_duplicate=False)
-        }
+        there = set()
+        owners: dict[int, str] = {}
+        for root_name, root in self._roots:
+            for suffix, parameter in root.named_parameters(remove_duplicate=False):
+                name = f"{root_name}.{suffix}"
+                there.add(name)
+                if (owner := owners.setdefault(id(parameter), name)) != name:
+                    self._refuse(name, f"the parameter of {owner}", "one of its own")
         for name in sorted(there ^ names):
             got, wanted = ("a parameter", "none") if name in there else ("none", "a parameter")
             self._refuse(name, got, f"{wanted}, by the model's config")

@@ -42,6 +42,7 @@ class TrainedLayers:
             raise ConfigurationError(f"segments: got {segments}, wanted 1 to {count}, the layers")
         self.flat = flat
         self.modules = modules
+        self.max_length = stack.max_length  # positions that rotary angles are made for
         bounds = [count * i // segments for i in range(segments + 1)]
         self.segments = [
             Segment(

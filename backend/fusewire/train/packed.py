@@ -76,6 +76,11 @@ class Packed:
     def tokens(self) -> int:
         return self.shape[0] * self.shape[1] if self._index is None else len(self._index)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.batch.max_seqlen
+
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """[rows, length, ...] -> [tokens, ...]; [1, length, ...] is of every row."""
         if padded.shape[:2] != self.shape:

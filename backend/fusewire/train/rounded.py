@@ -32,9 +32,10 @@ class RoundedCopies:
         """[elements], made anew where it is of another version than `now`."""
         if dtype not in self._copies:
             whole = dtype == torch.float32
-            self._copies[dtype] = (
-                self._values if whole else torch.empty_like(self._values, dtype=dtype)
-            )
+            with torch.inference_mode(mode=False):  # it is written again in training
+                self._copies[dtype] = (
+                    self._values if whole else torch.empty_like(self._values, dtype=dtype)
+                )
         copy = self._copies[dtype]
         if self._versions.get(dtype) != now:
             if copy is not self._values:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fusewire import kernels
-from fusewire.train.flat import flat_of
+from fusewire.train.flat import FlatParameters, flat_of
 from fusewire.train.torch_tensors import staged, stream_of, view
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -74,7 +74,9 @@ class Run:
         """Updates values and moments by `factors` of kernels.adam, and with them its elements of a
         `copy` of the buffer that `flat` is."""
         beta1, beta2, eps, decoupled, _ = self.update
-        begin = self.parameters[0].storage_offset() + self._members[0].begin
+        if copy is not None and self.flat is not None:
+            begin = self.flat.begin_of(self.parameters[0]) + self._members[0].begin
+            copy = copy[begin : begin + sum(self._sizes)]
         kernels.adam(
             self.values,
             gradients,
@@ -88,7 +90,7 @@ class Run:
             eps,
             factors,
             decoupled,
-            None if copy is None else view(copy[begin : begin + sum(self._sizes)]),
+            None if copy is None else view(copy),
             stream_of(self.device),
         )
 
@@ -163,15 +165,22 @@ def _continues(before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def follows(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether a contiguous fp32 tensor begins where another ends, in the same storage."""
-    return (
-        after.data_ptr() == before.data_ptr() + 4 * before.numel()
-        and after.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
-    )
+    """Whether a contiguous fp32 tensor begins where another ends, in the same allocation."""
+    if after.data_ptr() != before.data_ptr() + 4 * before.numel():
+        return False
+    storages = (each.untyped_storage().data_ptr() for each in (before, after))
+    return len({*storages}) == 1 or allocation(after) == allocation(before)
+
+
+def allocation(tensor: torch.Tensor) -> FlatParameters | int:
+    """What a tensor is a part of: its parameters' buffer, or its storage, by address."""
+    return flat_of(tensor) or tensor.untyped_storage().data_ptr()
 
 
 def array(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Tensors that follow each other, as fp32 [elements]: their memory, not a copy."""
     elements = sum(tensor.numel() for tensor in tensors)
     first = tensors[0].detach()
+    if (flat := flat_of(first)) is not None:
+        return flat.values[flat.begin_of(first) :][:elements]
     return first.as_strided((elements,), (1,), first.storage_offset())

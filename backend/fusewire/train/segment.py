@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fusewire.errors import ConfigurationError
 from fusewire.models.blueprint import Layer, Norm
+from fusewire.train.arguments import refuse_create_graph
 from fusewire.train.flat import FlatParameters
 from fusewire.train.kept import keep_memory
 from fusewire.train.packed import Packed
@@ -190,8 +190,8 @@ class _Run(Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        refuse_create_graph()
         segment: Segment = ctx.segment
         x, source, *biases = ctx.saved_tensors
         dx = torch.empty_like(x)

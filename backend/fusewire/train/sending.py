@@ -62,6 +62,7 @@ class Sending:
 
 
 def _gradients(block: Sequence[torch.Tensor]) -> torch.Tensor:
-    flat, begin = flat_of(block[0]), block[0].storage_offset()
+    flat = flat_of(block[0])
     assert flat is not None
+    begin = flat.begin_of(block[0])
     return flat.gradients[begin : begin + sum(p.numel() for p in block)]

@@ -13,7 +13,7 @@ from torch import distributed
 from fusewire.errors import ConfigurationError
 from fusewire.train.flat import FlatParameters, flat_of
 from fusewire.train.recording import between_graphs
-from fusewire.train.runs import MOMENTS, array, follows
+from fusewire.train.runs import MOMENTS, allocation, array, follows
 from fusewire.train.torch_tensors import weights_were_written
 
 # Torch's names for them from 2.13 on, which warns at those before.
@@ -116,7 +116,7 @@ class Shards:
             between_graphs(wait)
             flat = flat_of(values)
             if flat is not None and flat in copies:
-                copies[flat][values.storage_offset() :][: len(values)].copy_(values)
+                copies[flat][flat.begin_of(values) :][: len(values)].copy_(values)
         for device in dict.fromkeys(values.device for _, values in arrays):
             weights_were_written(device)
 
@@ -205,12 +205,12 @@ def by_parameter(state_dict: dict[str, Any], parameters: Sequence[torch.Tensor])
 
 def blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
     """In an order that does not depend on addresses, which differ between processes."""
-    by_storage: dict[int, Block] = {}
+    by_allocation: dict[FlatParameters | int, Block] = {}
     for p in parameters:
         if p.numel() > 0:
-            by_storage.setdefault(p.untyped_storage().data_ptr(), []).append(p)
+            by_allocation.setdefault(allocation(p), []).append(p)
     found: list[Block] = []
-    for block in by_storage.values():
+    for block in by_allocation.values():
         for p in sorted(block, key=torch.Tensor.data_ptr):
             if found and follows(found[-1][-1], p) and section(found[-1][-1]) == section(p):
                 found[-1].append(p)
@@ -222,7 +222,7 @@ def blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
 def section(parameter: torch.Tensor) -> str | None:
     """Of the FlatParameters that it lies in."""
     flat = flat_of(parameter)
-    return None if flat is None else flat.section(int(parameter.storage_offset()))
+    return None if flat is None else flat.section(flat.begin_of(parameter))
 
 
 def _places(block: Block) -> Iterator[tuple[torch.Tensor, int]]:

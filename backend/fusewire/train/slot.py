@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
+from torch.utils.dlpack import from_dlpack, to_dlpack
 from torch.utils.hooks import RemovableHandle
 
 from fusewire.errors import ConfigurationError
@@ -49,6 +50,7 @@ class Slot:
             table.get(name) is parameter for table, name in self.places
         )
 
+    @torch.inference_mode(mode=False)
     def link(self, values: torch.Tensor) -> None:
         """Moves what the modules have now into the slice. ConfigurationError where it does not fit,
         or modules that shared a parameter have parameters that differ."""
@@ -78,10 +80,16 @@ class Slot:
             # Whoever still has the parameter of before keeps its values.
             self.parameter.data = self.parameter.detach().clone()
         if not self.is_in(values, first):
-            slice_ = self.view(values)
+            slice_ = self._with_its_own_storage(values)
             slice_.copy_(first.detach())
             first.data = slice_
         self.parameter, self._edge = first, None
+
+    def _with_its_own_storage(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The slice of a buffer, of which nothing else is in its storage: safetensors loads into no
+        parameter that is a part of one, and pickle would write it whole."""
+        part = buffer[self.begin : self.begin + self.shape.numel()]
+        return from_dlpack(to_dlpack(part)).view(self.shape)
 
     def forget_node(self) -> None:
         self._edge = None
@@ -131,4 +139,9 @@ def check_kind(name: str, parameter: Parameter) -> None:
             f"{name}: got {str(parameter.dtype).removeprefix('torch.')} on {parameter.device}, "
             f"wanted float32 on {' or '.join(places)}; convert the model with .float() and move it "
             "there, or train it with transformers itself"
+        )
+    if parameter.is_inference():
+        raise ConfigurationError(
+            f"{name}: got it from torch.inference_mode, wanted a parameter that trains; make or "
+            "load the model outside of it"
         )

@@ -41,7 +41,8 @@ class Step:
     rounded up to their bucket, tokens by 1 in 16 at most. Rows and places must be 2-dimensional
     `input_ids`, other tensors as the model takes them; padding is 0 and of labels -100. Targets of
     encoder-decoder models are `labels` or `decoder_input_ids`, with a bucket of their own. Images,
-    `pixel_values`, have a step for each shape of their batches.
+    `pixel_values`, have a step for each shape of their batches, and question answering
+    (`start_positions`), whose loss is over the places of a row, one for each length.
 
     `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
     are weighed by `items(batch)`, of how many a batch's loss is the mean: by default its labels
