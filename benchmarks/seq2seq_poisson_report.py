@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
@@ -53,8 +53,9 @@ def groups(rows: Rows) -> Iterator[Rows]:
         yield sorted(of_work, key=lambda row: row["share"])
 
 
-def tables(rows: Rows) -> str:
-    return "\n\n".join(_table(group) for group in groups(rows))
+def tables(rows: Rows, where: Callable[[Rows], str] = lambda rows: "") -> str:
+    """`where`: when and on what rows were measured, below each table."""
+    return "\n\n".join(f"{_table(group)}\n\n{where(group)}".rstrip() for group in groups(rows))
 
 
 def _table(rows: Rows) -> str:
@@ -71,11 +72,14 @@ def _table(rows: Rows) -> str:
         "|---" * 9 + "|",
         *map(line, rows),
     ]
+    compared = []
     for other in WANTED:
         if times := times_at_equal_p99(rows, other):
             named = ", ".join(f"{each['times']:.2f} ({each['share']:.0%})" for each in times)
-            what = f"Times the throughput of {other} at equal p99 of ms a token, by its load"
-            lines += ["", f"{what}: {named}."]
+            compared.append(f"{other} {named}")
+    if compared:
+        what = "Times the throughput of others at equal p99 of ms a token, by their load"
+        lines += ["", f"{what}: {'; '.join(compared)}."]
     return "\n".join(lines)
 
 

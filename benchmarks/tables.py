@@ -191,7 +191,9 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "generation": _generation_table,
     generation_curves.BENCHMARK: _above(generation_curves.tables),
     "seq2seq": _seq2seq_table,
-    seq2seq_poisson_report.BENCHMARK: _above(seq2seq_poisson_report.tables),
+    seq2seq_poisson_report.BENCHMARK: lambda rows: seq2seq_poisson_report.tables(
+        rows, lambda of: _where(of, of[0]["versions"])
+    ),
     "served": _served_table,
     "overload": lambda rows: overload_report.tables(rows, lambda of: _where(of, of[0]["versions"])),
     turbo_report.BENCHMARK: _above(turbo_report.table),

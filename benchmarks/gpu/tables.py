@@ -294,9 +294,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "generation_served": _generation_served,
     "seq2seq_gpu": lambda rows: seq2seq_tables.tables(rows, _where(rows)),
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
-    seq2seq_poisson_report.BENCHMARK: lambda rows: (
-        f"{seq2seq_poisson_report.tables(rows)}\n\n{_where(rows)}"
-    ),
+    seq2seq_poisson_report.BENCHMARK: lambda rows: seq2seq_poisson_report.tables(rows, _where),
     turbo_report.BENCHMARK: lambda rows: f"{turbo_report.table(rows)}\n\n{_where(rows)}",
     training_report.GPU: lambda rows: f"{training_report.gpu_table(rows)}\n\n{_where(rows)}",
     training_report.DDP: lambda rows: f"{training_report.ddp_table(rows)}\n\n{_where(rows)}",
