@@ -150,7 +150,8 @@ def test_cancelled_requests_leave_nothing_behind(folder, reference):
     with ShortOfPages(folder, settings) as engine:
 
         def after_the_same_request() -> int:
-            ask(engine, sources[0], n=2, temperature=1.0, max_new_tokens=25)[0].finish(2)
+            asked = {"n": 2, "temperature": 1.0, "seed": 1, "max_new_tokens": 25}
+            ask(engine, sources[0], **asked)[0].finish(2)
             return allocated_bytes(engine)
 
         before = after_the_same_request()

@@ -83,7 +83,7 @@ def test_methods_answer_as_in_this_process(started: Callable[..., TextWorkers]) 
         "last_tokens": [i],
         "text": "hi",
         "pieces": ["h", "i"],
-        "echo": ["hi", [h, i], "h", 0],
+        "echo": ["hi", [h, i], "h", None, 0],
         "count": 10,
     }
 
