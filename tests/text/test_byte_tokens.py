@@ -7,15 +7,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-import fusewire
 import pytest
-import torch
 import transformers
 from fusewire.errors import CheckpointError
 from fusewire.text.detokenizer import Detokenizer
 from fusewire.text.tokenizer import Tokenizer
 
 from tests.models.tiny_seq2seq import tiny_seq2seq
+from tests.text.answering_folders import assert_answers_are_transformers
 from tests.text.sentencepiece_models import TEXTS
 
 ODD = ["", " ", "  a  b ", " <pad> x </s> y", "a<extra_id_0> b", "<unk>", "😀\u200b\x00\ufffd", "é"]
@@ -84,13 +83,7 @@ def test_a_folder_answers_texts_with_texts(tmp_path):
     theirs = transformers.ByT5Tokenizer()
     theirs.save_pretrained(tmp_path)
     model = tiny_seq2seq(tmp_path, "t5", vocab_size=384)
-    with fusewire.LLM(tmp_path, device="cpu") as llm:
-        for text in TEXTS[:4]:
-            with torch.no_grad():
-                source = torch.tensor([theirs(text)["input_ids"]])
-                wanted = model.generate(source, max_new_tokens=16)
-            (answer,) = llm.generate(text, max_new_tokens=16)
-            assert answer.outputs[0].text == theirs.decode(wanted[0], skip_special_tokens=True)
+    assert_answers_are_transformers(tmp_path, theirs, model)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +94,7 @@ def test_a_folder_answers_texts_with_texts(tmp_path):
         ({"extra_ids": -1}, "extra_ids"),
         ({"extra_ids": 10**9}, "extra_ids"),
         ({"extra_special_tokens": [3]}, "extra_special_tokens"),
+        ({"additional_special_tokens": 5}, "additional_special_tokens"),
         ({"extra_special_tokens": {"image": "<image>"}}, "extra_special_tokens"),
         ({"added_tokens_decoder": {"900": {"content": "<far>"}}}, "added_tokens_decoder"),
     ],

@@ -8,10 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import fusewire
 import pytest
 import tokenizers
-import torch
 import transformers
 from fusewire.errors import CheckpointError
 from fusewire.serving.served_files import descriptions
@@ -21,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.tiny_seq2seq import tiny_seq2seq
+from tests.text.answering_folders import assert_answers_are_transformers
 from tests.text.sentencepiece_models import TEXTS
 
 SPECIAL = ["__null__", "__start__", "__end__", "__unk__", "__newln__"]
@@ -117,13 +116,7 @@ def test_a_folder_answers_texts_with_texts(tmp_path):
     theirs = transformers.BlenderbotSmallTokenizer.from_pretrained(written(tmp_path))
     model = tiny_seq2seq(tmp_path, "blenderbot-small", vocab_size=len(theirs))
     assert {"vocab.json", "merges.txt"} <= {*descriptions(tmp_path)}
-    with fusewire.LLM(tmp_path, device="cpu") as llm:
-        for text in TEXTS[:4]:
-            with torch.no_grad():
-                source = torch.tensor([theirs(text)["input_ids"]])
-                wanted = model.generate(source, max_new_tokens=16)
-            (answer,) = llm.generate(text, max_new_tokens=16)
-            assert answer.outputs[0].text == theirs.decode(wanted[0], skip_special_tokens=True)
+    assert_answers_are_transformers(tmp_path, theirs, model)
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,10 @@ def _sentinels(config: dict[str, Any]) -> list[str]:
     for key in ("additional_special_tokens", "extra_special_tokens"):
         names = config.get(key)
         if names:
-            found = [each.get("content") if isinstance(each, dict) else each for each in names]
+            listed = names if isinstance(names, list) else [None]
+            found = [each.get("content") if isinstance(each, dict) else each for each in listed]
             spelled = [name for name in found if isinstance(name, str) and name]
-            if not isinstance(names, list) or len(spelled) < len(found):
+            if len(spelled) < len(found):
                 raise _fault(key, names, "a list of tokens")
             return spelled
     count = config.get("extra_ids", _EXTRA_IDS)
