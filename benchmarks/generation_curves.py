@@ -38,19 +38,22 @@ def main() -> None:
         figure(rows).savefig(options.plot)
 
 
-def times_at_equal_p99(rows: Rows) -> list[dict[str, float]]:
-    """For each rate of run to completion: the most that continuous batching does while its p99 of
-    the time to first token is no worse (0: at no rate), times what run to completion does."""
-    seen = [row for row in rows if "first_token_ms_p99" in row]
+def times_at_equal_p99(
+    rows: Rows, other: str = RUN_TO_COMPLETION, measure: str = "first_token_ms_p99"
+) -> list[dict[str, float]]:
+    """For each rate of another policy: the most that continuous batching does while its p99 of a
+    `measure` (by default the time to first token) is no worse (0: at no rate), times what that
+    does."""
+    seen = [row for row in rows if measure in row]
     found = []
     for row in seen:
-        if row["policy"] != RUN_TO_COMPLETION or not row["tokens_per_s"]:
+        if row["policy"] != other or not row["tokens_per_s"]:
             continue
-        p99 = row["first_token_ms_p99"]
+        p99 = row[measure]
         equal = [
             each["tokens_per_s"]
             for each in seen
-            if each["policy"] == CONTINUOUS and each["first_token_ms_p99"] <= p99
+            if each["policy"] == CONTINUOUS and each[measure] <= p99
         ]
         times = round(max(equal, default=0.0) / row["tokens_per_s"], 2)
         found.append({"share": row["share"], "p99_ms": p99, "times": times})

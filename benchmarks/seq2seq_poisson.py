@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -31,8 +32,9 @@ from fusewire.engine.generation_settings import GenerationSettings
 
 from benchmarks import machine, records, seq2seq_poisson_report
 from benchmarks.generation_arrivals import Continuous, Request, RunToCompletion
+from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 from benchmarks.machine import DISTURBED
-from benchmarks.seq2seq_poisson_report import BENCHMARK, CONTINUOUS, CTRANSLATE2, RUN_TO_COMPLETION
+from benchmarks.seq2seq_poisson_report import BENCHMARK, CTRANSLATE2
 from benchmarks.seq2seq_rivals import write_marian
 from benchmarks.translating_at_once import Rival, measured, requests_per_s
 
@@ -96,8 +98,10 @@ def run(options: argparse.Namespace, **changes: Any) -> Iterator[dict[str, Any]]
     facts |= {"source": SOURCE, "texts": options.texts, "seconds": options.seconds}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         vocabulary = write_marian(Path(folder), **changes)
-        rival = None
-        if on_cpu and not options.without_rivals:
+        rival, wanted = None, on_cpu and not options.without_rivals
+        if wanted and importlib.util.find_spec(CTRANSLATE2) is None:
+            print(f"{CTRANSLATE2}: not installed, left out; pip install {CTRANSLATE2}")
+        elif wanted:
             there = Path(folder), facts["threads"], BEAMS, options.texts
             rival = stack.enter_context(Rival(*there))
         engine = stack.enter_context(GenerationEngine(folder, settings, options.device))

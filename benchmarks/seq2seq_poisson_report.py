@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
+from benchmarks import generation_curves
+from benchmarks.generation_curves import RUN_TO_COMPLETION
 from benchmarks.goal import Goal
 from benchmarks.records import Rows
 
@@ -16,21 +17,7 @@ WANTED = {RUN_TO_COMPLETION: 2.5, CTRANSLATE2: 2.0}
 
 
 def times_at_equal_p99(rows: Rows, other: str) -> list[dict[str, float]]:
-    """For each rate of another policy: the most that continuous batching does while its p99 is no
-    worse (0: at no rate), times what that does."""
-    found = []
-    for row in rows:
-        if row["policy"] != other or not row["tokens_per_s"]:
-            continue
-        p99 = row["ms_per_token_p99"]
-        equal = [
-            each["tokens_per_s"]
-            for each in rows
-            if each["policy"] == CONTINUOUS and each["ms_per_token_p99"] <= p99
-        ]
-        times = round(max(equal, default=0.0) / row["tokens_per_s"], 2)
-        found.append({"share": row["share"], "times": times})
-    return found
+    return generation_curves.times_at_equal_p99(rows, other, "ms_per_token_p99")
 
 
 def goals(rows: Rows) -> list[Goal]:
