@@ -45,6 +45,15 @@ def gpt2(tmp_path, place: Placement) -> DecoderModel:
     return load_decoder(tmp_path, place)
 
 
+def test_short_targets_have_short_tables_beside_long_sources_too():
+    assert step_replay.table_widths(3) == (128,)
+    assert step_replay.table_widths(129) == (256,)
+    assert step_replay.table_widths(3, 8) == (8, 8)
+    assert step_replay.table_widths(8, 9) == (8, 128)
+    assert step_replay.table_widths(9, 3) == (128, 128)
+    assert step_replay.table_widths(200, 300) == (256, 512)
+
+
 @pytest.mark.parametrize("place", GPU, indirect=True)
 @pytest.mark.parametrize("model_type", DECODERS)
 def test_recorded_steps_are_the_eager_ones(tmp_path, model_type, place, monkeypatch):
