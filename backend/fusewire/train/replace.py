@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusewire.errors import ConfigurationError, Unsupported
 from fusewire.models.blueprint import Stack, tensors_of
@@ -92,9 +92,10 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
         module.fusewire = trained
         module.forward = Forward(module)
     in_layers = {module for layer_modules in modules for module in layer_modules}
-    for module in hf_model.modules():
-        if is_plain(module) and module not in in_layers:
-            module.forward = EmbeddingForward(module)  # type: ignore[method-assign]
+    others: list[Any] = [module for module in hf_model.modules() if module not in in_layers]
+    for module in others:
+        if is_plain(module):
+            module.forward = EmbeddingForward(module)
         if type(module).__name__ in LABELLED:
             module.register_forward_pre_hook(mask_targets, with_kwargs=True)
     return hf_model
