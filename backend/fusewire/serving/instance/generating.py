@@ -26,7 +26,7 @@ from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.serving.instance.generated import Generated
+from fusewire.serving.instance.generated import Generated, Words
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.hearing import Hearing
 from fusewire.serving.instance.response import Incoming, Response
@@ -62,6 +62,13 @@ class Generating:
             self._hearing = Hearing(engine.sound, *most)
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
         self._chat = Chat(self._conversation_ids)
+        tokenizer = engine.tokenizer
+        self._words = Words(
+            tokenizer.token_text,
+            tokenizer.token_text.part,
+            tokenizer.decode,
+            tokenizer.decode_as_spelled,
+        )
 
     def begin(self, incoming: Incoming, response: Response) -> None:
         """See Begin."""
@@ -127,7 +134,7 @@ class Generating:
         if request.tenant:
             wanted = replace(wanted, tenant=request.tenant)
         metrics = None if request.probe else self._metrics
-        response.content = Texts(wanted, engine, metrics, arrived)
+        response.content = Texts(wanted, self._words, metrics, arrived)
         response.begin(engine, wanted, due(wanted.parameters))
 
     def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
@@ -141,13 +148,14 @@ class Texts:
     def __init__(
         self,
         request: GenerateRequest,
-        engine: GenerationEngine,
+        words: Words,
         metrics: GenerationMetrics | None,
         arrived: float,
     ) -> None:
-        """`metrics`: None: the request is in none. `arrived`: by time.monotonic()."""
+        """`words`: of the model. `metrics`: None: the request is in none. `arrived`: by
+        time.monotonic()."""
         self._request = request
-        self._engine = engine
+        self._words = words
         self._metrics = metrics
         self._arrived = arrived
         self._last: dict[int, float] = {}  # text -> when its last token came
@@ -158,14 +166,7 @@ class Texts:
 
     def begun(self, ticket: Ticket) -> None:
         self._ask = ticket.ask
-        self._generated = Generated(
-            self._request,
-            ticket.num_input_tokens,
-            self._engine.tokenizer.token_text,
-            self._engine.tokenizer.token_text.part,
-            lambda token_ids: self._engine.tokenizer.decode(list(token_ids)),
-            self._engine.tokenizer.decode_as_spelled,
-        )
+        self._generated = Generated(self._request, ticket.num_input_tokens, self._words)
 
     @property
     def ready(self) -> bool:
