@@ -30,7 +30,7 @@ from fusewire.serving.instance.generated import Generated, Words
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.hearing import Hearing
 from fusewire.serving.instance.response import Incoming, Response
-from fusewire.tasks.generate import GenerateRequest, read
+from fusewire.tasks.generate import GenerateRequest, RequestReader
 from fusewire.tasks.transcribe import read as read_transcription
 from fusewire.text.work_queue import LONG_CHARACTERS, WorkQueue
 from fusewire.text_workers.workers import TextWorkers
@@ -61,7 +61,7 @@ class Generating:
             most = engine.limits.max_audio_seconds, engine.settings.max_waiting
             self._hearing = Hearing(engine.sound, *most)
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
-        self._chat = Chat(self._conversation_ids)
+        self._requests = RequestReader(self._reader, Chat(self._conversation_ids))
         tokenizer = engine.tokenizer
         self._words = Words(
             tokenizer.token_text,
@@ -116,7 +116,6 @@ class Generating:
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)
-        given = request.inputs, parameters, self._reader
 
         def due(asked: GenerationParameters) -> float | None:
             if asked.timeout_seconds is None:
@@ -129,7 +128,9 @@ class Generating:
                 raise DeadlineExceeded(TOO_LATE)
 
         wanted: GenerateRequest = (
-            read_transcription(*given, sound, begins) if sound else read(*given, self._chat)
+            read_transcription(request.inputs, parameters, self._reader, sound, begins)
+            if sound
+            else self._requests.read(request.inputs, parameters)
         )
         if request.tenant:
             wanted = replace(wanted, tenant=request.tenant)
