@@ -132,13 +132,14 @@ void CachingAllocator::State::out_of_memory(size_t bytes, std::string_view tag) 
   if (holders.size() > kHoldersShown) {
     holders_text += " and " + std::to_string(holders.size() - kHoldersShown) + " more";
   }
-  fail_as(ErrorKind::kOutOfMemory, "out of memory on ", cache.device().text(),
-          ": got a request of ", bytes_text(bytes), " for '", tag, "', wanted it within ",
-          segments.cap_bytes ? "the cap of " + bytes_text(segments.cap_bytes)
-                             : "what the device has (no cap is set)",
-          "; ", bytes_text(allocated), " are in use, ", bytes_text(segments.reserved_bytes),
-          " reserved. Largest holders: ", holders.empty() ? "none" : holders_text,
-          "; raise the cap, release a holder or send smaller batches");
+  fail_out_of_memory(cache.device().text(), "Got a request of ", bytes_text(bytes), " for '", tag,
+                     "', wanted it within ",
+                     segments.cap_bytes ? "the cap of " + bytes_text(segments.cap_bytes)
+                                        : "what the device has (no cap is set)",
+                     "; ", bytes_text(allocated), " are in use, ",
+                     bytes_text(segments.reserved_bytes),
+                     " reserved. Largest holders: ", holders.empty() ? "none" : holders_text,
+                     "; raise the cap, release a holder or send smaller batches");
 }
 
 // All that live, so that the end of a stream reaches each. Never destroyed: blocks may be freed

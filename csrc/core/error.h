@@ -56,4 +56,12 @@ template <class... Parts>
   fail_as(ErrorKind::kInvalid, parts...);
 }
 
+// Of memory that `who`, a device or the host, does not have. Hugging Face's Trainer tries a smaller
+// batch behind an error with the words " out of memory." (accelerate's should_reduce_batch_size).
+template <class Who, class... Parts>
+[[noreturn]] __attribute__((noinline, cold)) void fail_out_of_memory(const Who& who,
+                                                                     const Parts&... parts) {
+  fail_as(ErrorKind::kOutOfMemory, who, " is out of memory. ", parts...);
+}
+
 }  // namespace fusewire

@@ -21,8 +21,8 @@ class Floats {
       data_ = static_cast<float*>(std::malloc(sizeof(float) * static_cast<size_t>(count)));
       size_ = data_ ? count : 0;
       if (!data_) {
-        fail_as(ErrorKind::kOutOfMemory, "sample: got no memory for ", count,
-                " numbers; free some");
+        fail_out_of_memory("the host", "sample: got no memory for ", count,
+                           " numbers, wanted it; free some");
       }
     }
     return data_;

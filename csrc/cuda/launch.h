@@ -23,11 +23,13 @@ namespace fusewire::cuda {
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) {
     cudaGetLastError();  // reported here, so not again by the next check of a launch
-    const bool memory = status == cudaErrorMemoryAllocation;
-    fail_as(memory ? ErrorKind::kOutOfMemory : ErrorKind::kDevice, what, ": got ",
-            cudaGetErrorName(status), " (", cudaGetErrorString(status), "), wanted success; ",
-            memory ? "free some memory of the device, or use less"
-                   : "run the same under compute-sanitizer to find the cause");
+    if (status == cudaErrorMemoryAllocation) {
+      fail_out_of_memory("the GPU", what, ": got ", cudaGetErrorName(status),
+                         ", wanted success; free some of its memory, or use less");
+    }
+    fail_as(ErrorKind::kDevice, what, ": got ", cudaGetErrorName(status), " (",
+            cudaGetErrorString(status),
+            "), wanted success; run the same under compute-sanitizer to find the cause");
   }
 }
 

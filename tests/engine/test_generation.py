@@ -247,7 +247,7 @@ def test_a_cache_too_small_for_one_sequence_is_refused(tmp_path):
 
 def test_more_memory_for_the_cache_than_there_is_is_refused_in_words(tmp_path):
     settings = GenerationSettings(kv_cache_mib=99_999_999)
-    words = r"^kv_cache_mib: got 99999\d+, .*out of memory on cpu: got .*; lower it, or "
+    words = r"^kv_cache_mib: got 99999\d+, .*cpu is out of memory. Got .*; lower it, or "
     with pytest.raises(ConfigurationError, match=words):
         GenerationEngine(tiny_folder(tmp_path), settings=settings)
 

@@ -19,9 +19,11 @@ constexpr size_t kWorkspaceBytes = size_t{8} << 20;
 
 inline void check(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
-    const bool memory = status == CUBLAS_STATUS_ALLOC_FAILED;
-    fail_as(memory ? ErrorKind::kOutOfMemory : ErrorKind::kDevice, "cuBLASLt ", what, ": got ",
-            cublasLtGetStatusName(status),
+    if (status == CUBLAS_STATUS_ALLOC_FAILED) {
+      fail_out_of_memory("the GPU", "cuBLASLt ", what, ": got ", cublasLtGetStatusName(status),
+                         ", wanted success; free some of its memory, or use less");
+    }
+    fail_as(ErrorKind::kDevice, "cuBLASLt ", what, ": got ", cublasLtGetStatusName(status),
             ", wanted success; run with CUBLASLT_LOG_LEVEL=5 to see the call");
   }
 }
