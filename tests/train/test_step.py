@@ -140,6 +140,33 @@ def test_a_batch_without_labels_has_no_share_in_the_step(name: str, device: str)
 
 
 @ON_EACH
+def test_parameters_that_replace_did_not_see_get_the_gradients_of_one_step(device: str) -> None:
+    name = "BertModel"
+
+    def headed() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.ModuleDict({"base": eager(name), "head": torch.nn.Linear(32, 1)})
+        train.replace(model.base)
+        model.to(device).train()
+        # Of a key's bias the gradient is rounding alone: eps keeps it from becoming a step.
+        return model, train.Adam(model.parameters(), lr=1e-3, eps=1e-4)
+
+    def loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        there = {key: value.to(device) for key, value in batch.items()}
+        return model.head(model.base(**there).pooler_output).square().mean()
+
+    (model, optimizer), (twin, other) = headed(), headed()
+    step = train.Step(model, optimizer, loss=loss, items=len)
+    several = [ragged(name, seed=seed) for seed in range(2)]
+    for _ in range(4):
+        step(several)
+        (sum(loss(twin, batch) for batch in several) / 2).backward()
+        other.step()
+        other.zero_grad()
+        torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=TRAINED_WEIGHT)
+
+
+@ON_EACH
 def test_parameters_that_no_loss_reaches_are_left_alone(device: str) -> None:
     name = "BertForPreTraining"
     model, optimizer = prepare(name, device)

@@ -65,7 +65,8 @@ class Step:
     what is minimised, by default `model(**batch).loss`; it must not wait for the device.
     `CrossEntropy().of_model` is one that never has the logits of a whole batch. `dtype`:
     autocast's, float32 without. `scaler`: a torch.amp.GradScaler, for float16: its scale, which
-    grows and is halved as torch does it, is on the device. `.grad` is None after a step.
+    grows and is halved as torch does it, is on the device. `.grad` is None after a step,
+    or zeros of parameters that `replace` did not see.
 
     On the CPU each step is computed as it is, in float32. Raises ConfigurationError for a model
     that was not replaced, a `dtype` that its device does not compute in, another optimizer and one
@@ -265,6 +266,9 @@ class Step:
                     most = distributed.ReduceOp.MAX
                     between_graphs(partial(distributed.all_reduce, found, most, self._group))
             self._scaler.update()
+        for p in self._others:  # which gradients are added to at the same place in every step
+            if p.grad is not None:
+                p.grad.zero_()
         return torch.empty(0, device=self._device)
 
     def _forward(self, inputs: BucketInputs) -> torch.Tensor:
