@@ -18,7 +18,7 @@ from jinja2.sandbox import SecurityError
 from fusewire.errors import CheckpointError, InvalidInput, type_name
 from fusewire.text.message_parts import text_of_parts
 from fusewire.text.template_sandbox import TemplateSandbox
-from fusewire.text.tokenizer import CONFIG
+from fusewire.text.tokenizer_files import CONFIG
 from fusewire.weights import file_in, read_json
 
 FILE = "chat_template.jinja"

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError, InvalidInput
-from fusewire.text.tokenizer import CONFIG, FILE, Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer_files import CONFIG
 from fusewire.weights import read_json
+from fusewire.weights.formats import TOKENIZER as FILE
 
 # Of one text, whose tokens are few: longer ones would take seconds to be refused by their tokens.
 _MOST_CHARACTERS = 1 << 16
