@@ -173,7 +173,7 @@ def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
 
 
 def instances_of(instance_groups: list[dict[str, Any]]) -> int:
-    """Of a model."""
+    """How many instances a model has."""
     return sum(
         int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in instance_groups
     )

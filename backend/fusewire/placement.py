@@ -62,13 +62,13 @@ class Placement:
 
     @property
     def dtype(self) -> str:
-        """That is computed in."""
+        """The data type of the computation."""
         return self.precision.dtype
 
     @property
     def cache_dtype(self) -> str:
-        """Of keys and values in a cache: that which is computed in, or uint8, codes of float8
-        e4m3."""
+        """The data type of keys and values in a cache: that of the computation, or uint8 for codes
+        of float8 e4m3."""
         return "uint8" if self._kv_cache_dtype == "fp8" else self.dtype
 
     @property
@@ -202,9 +202,9 @@ class Placement:
         bias: NDArray[Any] | None,
         name: str,
     ) -> kernels.Linear:
-        """Of the bytes [out_features, in_features] of a format, int8, float8_e4m3 or
-        float8_e4m3_blocks, and the scale of each row or block, both as they are; and the scale of
-        what it is multiplied by, 0 where that is found."""
+        """A weight of the bytes [out_features, in_features] of a format (int8, float8_e4m3 or
+        float8_e4m3_blocks) and the scale of each row or block, both as they are. `input_scale`:
+        that of what it is multiplied by; 0: found for each product."""
         on_host = [
             kernels.Tensor.from_numpy(np.ascontiguousarray(each)) for each in (codes, scales)
         ]
@@ -226,9 +226,9 @@ class Placement:
         return "int4" in kernels.weight_formats(self.dtype, self.stream)
 
     def int4_format(self, name: str, shape: tuple[int, ...]) -> str:
-        """Of a matrix that a checkpoint has in 4 bits: int4, or w4a8 where a CPU is to multiply in
-        int8, which rounds what it is multiplied by. One that `quantize_skip` names is not rounded
-        so, or, where there is nothing of it to leave out, is dequantised."""
+        """The format of a matrix that a checkpoint has in 4 bits: int4, or w4a8 where a CPU is to
+        multiply in int8, which rounds what it is multiplied by. A matrix that `quantize_skip` names
+        is int4 where it would be w4a8, and is dequantised elsewhere."""
         if self.device == "cpu" and self.precision.layers == "int8":
             return self._chosen(name, shape, "w4a8", "int4")
         return self._chosen(name, shape, "int4")
@@ -243,10 +243,10 @@ class Placement:
         stored: str = "int4",
         order: NDArray[np.int32] | None = None,
     ) -> kernels.Linear:
-        """In the format `stored`, of codes [out_features, in_features / 2], the first of two in the
-        low bits, and the scales and zero points [out_features, groups], all as they are; input i of
-        the codes is input order[i] of what they are multiplied by. ConfigurationError if float16
-        cannot hold a number that they stand for."""
+        """A weight in the format `stored`, of codes [out_features, in_features / 2], the first of
+        two in the low bits, and the scales and zero points [out_features, groups], all as they are;
+        input i of the codes is input order[i] of what they are multiplied by. ConfigurationError if
+        float16 cannot hold a number that they stand for."""
         if self.dtype == "float16":
             converted(scales * np.maximum(zeros, 15 - zeros), self.dtype, name)
         on_host = [

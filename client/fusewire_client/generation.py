@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Those wanted beside the text."""
+        """The outputs wanted beside the text."""
         if not self.details:
             return ()
         if self.sound:
@@ -279,7 +279,7 @@ def _check_stream(several: bool, asked: Asked) -> None:
 
 
 def _logprobs(tokens: list[dict[str, dict[str, Any]] | None] | None) -> Any:
-    """By token id; None where there are none, and for a prompt's first token."""
+    """Log-probabilities by token id; None where there are none, and for a prompt's first token."""
     return None if tokens is None else [None if each is None else _by_id(each) for each in tokens]
 
 

@@ -108,7 +108,7 @@ def _checked(
 
 
 def _ids(prompt: CheckedPrompt | Unread, ticket: Ticket) -> Sequence[int]:
-    """Of sound the rows that the encoder makes of it."""
+    """A prompt's token ids; for sound, the indices of the rows that the encoder makes of it."""
     if isinstance(prompt, CheckedPrompt):
         return prompt.token_ids
     return range(ticket.num_input_tokens)

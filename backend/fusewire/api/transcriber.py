@@ -202,7 +202,7 @@ def _checked(audio: Any) -> Any:
 
 
 def _contents(file: Any, most_bytes: int = -1) -> bytes:
-    """Of an open file, or of a Path; -1: all. InvalidInput."""
+    """The bytes of an open file or of a Path, at most `most_bytes` (-1: all). InvalidInput."""
     try:
         if isinstance(file, Path):
             with file.open("rb") as opened:

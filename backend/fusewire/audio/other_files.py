@@ -79,7 +79,8 @@ def _blocks(
 
 
 def _says_its_length(data: bytes) -> bool:
-    """Of an MP3 file. Without such a header libsndfile guesses by the first frame's bit rate."""
+    """Whether an MP3 file has a header with its length; without one libsndfile guesses by the bit
+    rate of the first frame."""
     begin = 0
     if data.startswith(b"ID3"):  # ten bytes, and a size of seven bits a byte
         size = data[6:10]

@@ -32,10 +32,10 @@ class ReadsSound(Protocol):
     """`field`: what errors name."""
 
     def file(self, data: bytes, field: str) -> Heard:
-        """Of a file; InvalidInput as `decode_sound`."""
+        """Reads a file; InvalidInput as `decode_sound`."""
 
     def samples(self, array: NDArray[Any], field: str) -> Heard:
-        """Of samples; InvalidInput as `checked_samples`."""
+        """Reads samples; InvalidInput as `checked_samples`."""
 
 
 class SoundReader:

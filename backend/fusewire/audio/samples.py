@@ -11,8 +11,8 @@ from fusewire.errors import InvalidInput
 
 
 class TooLong(InvalidInput):
-    """So many samples at a rate, where fewer are taken; with the length of the whole sound where a
-    header says it, else of what was read."""
+    """More samples than are taken, at this rate; with the length of the whole sound where a header
+    says it, else of what was read."""
 
     samples: int
     rate: int  # Hz

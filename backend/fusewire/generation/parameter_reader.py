@@ -21,13 +21,13 @@ class ParameterReader:
     theirs. From any thread."""
 
     def __init__(self, limits: GenerationLimits, defaults: Mapping[str, Any] | None = None) -> None:
-        """Of one model."""
+        """`limits`, `defaults`: those of one model."""
         self.limits = limits
         self._defaults = defaults
         self._kept = lru_cache(MOST_KEPT)(self._read)
 
     def read(self, values: Mapping[str, Any]) -> GenerationParameters:
-        """Of values as JSON has them. InvalidInput."""
+        """The parameters that JSON values give. InvalidInput."""
         text = json.dumps(values)
         return (self._kept if len(text) <= LONGEST_KEPT else self._read)(text)
 

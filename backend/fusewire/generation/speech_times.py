@@ -50,7 +50,7 @@ def median_filtered(values: NDArray[np.float32], width: int) -> NDArray[np.float
 
 
 def _without_extremes(values: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """Of two arrays or more, at each place: all but the least and the greatest."""
+    """Two arrays or more without the least and the greatest value at each place."""
     least, middle = values[0], []
     for each in values[1:]:
         middle.append(np.maximum(least, each))

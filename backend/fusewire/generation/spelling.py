@@ -86,7 +86,8 @@ def _take_beam_search(given: dict[str, Any]) -> None:
 
 
 def _take_temperatures(given: dict[str, Any]) -> None:
-    """Of several, as transformers has them, the first; the others are those to fall back to."""
+    """Takes the first of several temperatures, as transformers has them; the others are those to
+    fall back to."""
     temperatures = given.get("temperature")
     if isinstance(temperatures, (list, tuple)) and len(temperatures) > 1 and FALLBACK not in given:
         given["temperature"], *given[FALLBACK] = temperatures

@@ -104,8 +104,8 @@ def _result(future: Future[NDArray[np.float32]], index: int, images: int) -> NDA
 
 
 class _Room:
-    """So many pixels in work at once; first come, first served, so that a large image is not
-    overtaken for ever."""
+    """Room for so many pixels in work at once; first come, first served, so that no large image
+    waits for ever."""
 
     def __init__(self, pixels: int) -> None:
         self._free = pixels

@@ -42,7 +42,7 @@ class DecoderCache:
         self._copied = self.planes.section(0, [*shape[:2], heads, self._of_head], place.dtype)
 
     def keys_values(self, layer: int, heads: int) -> tuple[kernels.Tensor, kernels.Tensor]:
-        """Those of a layer, [pages, heads, page_size, width / heads] each."""
+        """Keys and values of a layer, [pages, heads, page_size, width / heads] each."""
         shape = [self.pages, heads, self.page_size, self._width // heads]
         nbytes = self.nbytes // self.planes.shape[0]
         first, second = (
@@ -52,8 +52,8 @@ class DecoderCache:
         return first, second
 
     def keys(self, layer: int, heads: int, pages: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Those of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
-        heads]; codes of float8 with a scale of 1, as keys of sources are stored."""
+        """Keys of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
+        heads]; codes of float8 count with a scale of 1, as keys of sources are stored."""
         place, count = self._place, len(pages)
         row = heads * self._of_head
         plane = self.keys_values(layer, heads)[0].section(0, [self.pages, row], place.dtype)

@@ -49,12 +49,12 @@ class BuiltPatches:
 
     @property
     def leading_tokens(self) -> int:
-        """Of each image, before its patches."""
+        """Tokens of each image before its patches."""
         return len(self._leading)
 
     @property
     def trained_grid(self) -> Grid:
-        """That the model's own positions are for."""
+        """The grid that the model's own positions are for."""
         return self._patches.grid
 
     def cu_seqlens(self, grids: Sequence[Grid]) -> NDArray[np.int32]:

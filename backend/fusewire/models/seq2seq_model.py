@@ -293,7 +293,7 @@ def _alignment_pages(ids: Sequence[int]) -> int:
 
 
 def _passes(lengths: Sequence[int], most: int) -> list[slice]:
-    """Of texts in order, each of at most so many tokens or of one text."""
+    """Runs of texts in order, each with at most `most` tokens, or of one text."""
     begins, tokens = [0], 0
     for index, length in enumerate(lengths):
         if tokens and tokens + length > most:

@@ -148,7 +148,7 @@ class BuiltStack:
 
 
 def _planes_from(layer: int, planes: kernels.Tensor) -> kernels.Tensor:
-    """Those of the layers from one on."""
+    """The planes of this layer and those after it."""
     count, *page = planes.shape
     begin = planes.nbytes // count * 2 * layer
     return planes.section(begin, [count - 2 * layer, *page], planes.dtype)
@@ -236,7 +236,7 @@ class LayerBuilder:
         return kernels.Layer(blocks, parallel=layer.parallel)
 
     def queries(self, layer: Layer) -> SourceQueries:
-        """Of a layer that was built."""
+        """The queries of a built layer to its source."""
         place = [isinstance(block.sublayer, CrossAttention) for block in layer.blocks].index(True)
         block = layer.blocks[place]
         assert isinstance(block.sublayer, CrossAttention)

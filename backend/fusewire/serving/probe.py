@@ -61,7 +61,7 @@ class ProbeTensor:
 
     @property
     def dims(self) -> list[int]:
-        """Without the batch dimension."""
+        """The shape without the batch dimension."""
         if self.name != "pixel_values":
             return [len(self.values)]
         side = math.isqrt(len(self.values) // _CHANNELS)

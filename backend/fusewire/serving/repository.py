@@ -254,7 +254,7 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
 
 
 def without_use(folder: Path, task: object, settings: frozenset[str]) -> frozenset[str]:
-    """Of these settings those that a model folder has no use for. `task`: None: the folder's."""
+    """The settings among these that a model folder has no use for. `task` None: the folder's."""
     try:
         config = read_config(folder)
         does = tasks_of(config) if task is None else str(task)

@@ -167,7 +167,7 @@ def _generated(
 
 
 def _tokens(logprobs: list[Any]) -> list[Any]:
-    """Of each token, by token id; null for a prompt's first."""
+    """The alternatives of each token, by token id; null for a prompt's first."""
     return [each and {id_: asdict(one) for id_, one in each.items()} for each in logprobs]
 
 
@@ -176,7 +176,7 @@ def _alignment(alignment: Any) -> dict[str, Any]:
 
 
 def _segments(segments: list[Any]) -> list[dict[str, Any]]:
-    """Without what was not asked for; a time that no timestamp says is null."""
+    """Segments without what was not asked for; a time that no timestamp says is null."""
     always = ("start", "end")
     return [
         {name: v for name, v in asdict(each).items() if v is not None or name in always}

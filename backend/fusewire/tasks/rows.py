@@ -84,7 +84,7 @@ class Tokens:
 
     @staticmethod
     def of_ids(row: IdRow) -> Tokens:
-        """Of ids that the model knows."""
+        """The tokens of ids that the model knows."""
         sequence = Sequence(row.input_ids, row.token_type_ids.astype(np.int32, copy=False))
         return Tokens(sequence, row.places, row.width)
 
@@ -128,5 +128,5 @@ class Query:
 
     @property
     def undecoded_pixels(self) -> int:
-        """Of its encoded images."""
+        """Pixels of its encoded images."""
         return sum(row.pixels for row in self.rows if isinstance(row, ImageRow))

@@ -131,7 +131,7 @@ class _Refusal(TemplateError):
 
 
 def _environment() -> TemplateSandbox:
-    """With the functions that transformers gives chat templates."""
+    """A sandbox with the functions that transformers gives chat templates."""
 
     def tojson(
         value: Any,

@@ -114,7 +114,7 @@ class TextStream:
 
 
 class Silence(TextStream):
-    """Of a sequence whose text nobody wants: always empty."""
+    """The text of a sequence that nobody reads: always empty."""
 
     def __init__(self) -> None:
         pass

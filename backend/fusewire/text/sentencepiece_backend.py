@@ -96,7 +96,7 @@ class SentencePieceNormalizer:
         return text.rstrip(SPACE) if self._single_spaces else text
 
     def _replaced(self, text: str) -> str:
-        """By the rules, but for user-defined pieces."""
+        """The text replaced by the rules, except for user-defined pieces."""
         if self._kept is None:
             return self._rules.apply(text)
         parts, at = [], 0

@@ -78,7 +78,7 @@ class TextProcessor:
         return self.ids(field, text, add_special_tokens)
 
     def ids(self, field: str, text: str, special_tokens: bool) -> list[int]:
-        """Of a text."""
+        """The ids of a text."""
         self._check_size(field, text)
         try:
             (encoded,) = self._required().encode(
@@ -97,7 +97,7 @@ class TextProcessor:
             raise _unreadable(field, fault) from None
 
     def text(self, field: str, tokens: Sequence[int]) -> str:
-        """Of token ids."""
+        """The text of token ids."""
         tokenizer = self._required()
         for token in tokens:
             if not tokenizer.has(token):

@@ -262,7 +262,7 @@ class Tokenizer:
         return tighten(text) if self.cleans_spaces else text
 
     def decode_as_spelled(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        """Without taking loose spaces back."""
+        """As `decode`, with the spaces that it would take away."""
         with _faults():
             if self._numbering is None and self.bad_bytes == "replace":
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

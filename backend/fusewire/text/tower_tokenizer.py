@@ -60,8 +60,8 @@ class TowerTokenizer:
     def ids(
         self, texts: Sequence[str], *, field: str = "texts", truncate: bool = False
     ) -> list[NDArray[np.int64]]:
-        """Of each text, special tokens included. InvalidInput names `field` and the first text that
-        is too long, and not to be truncated, or that cannot be tokenised. One thread at a time."""
+        """The ids of each text, special tokens included. InvalidInput names `field` and the first
+        text that cannot be tokenised, or is too long without `truncate`. One thread at a time."""
         remedy = "shorten the text"
         for index, text in enumerate(texts):
             if len(text) > _MOST_CHARACTERS:

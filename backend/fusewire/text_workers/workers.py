@@ -183,7 +183,7 @@ class _Lane:
 
 
 def _failure(name: str, error: WorkerLate | WorkerDied) -> FusewireError:
-    """Of a request whose field has the name."""
+    """The error of a request whose field has this name."""
     if isinstance(error, WorkerDied) and not error.out_of_memory:
         words = f"text worker: got {error}, twice, wanted an answer; try again later"
         return Unavailable(words)

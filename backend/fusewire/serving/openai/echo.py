@@ -14,8 +14,8 @@ from fusewire.text.written import written_whole
 
 @dataclass(frozen=True)
 class Echo:
-    """Of each prompt its text, its ids, the bytes of the first of these, and how many characters
-    tokens have before the text, which the tokenizer put there."""
+    """What `echo` returns of each prompt: its text, its ids, the bytes of the first id, and how
+    many characters the tokens have in front of the text, which the tokenizer put there."""
 
     texts: Sequence[str]
     ids: Sequence[list[int]]

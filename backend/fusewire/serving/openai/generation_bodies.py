@@ -132,7 +132,7 @@ class GenerationBody(Body):
 
 
 class CompletionRequest(GenerationBody):
-    """Of /v1/completions."""
+    """The body of /v1/completions."""
 
     # Checked as a list of texts, or of lists of ids.
     prompt: Annotated[Any, AfterValidator(_prompts)] = Field(
@@ -163,7 +163,7 @@ class CompletionRequest(GenerationBody):
 
 
 class ChatRequest(GenerationBody):
-    """Of /v1/chat/completions."""
+    """The body of /v1/chat/completions."""
 
     messages: Messages = Field(
         description="Objects with role and content, a text or parts of type text."

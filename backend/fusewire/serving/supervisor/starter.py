@@ -26,7 +26,7 @@ _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 
 class _Crashed(ServerFailed):
-    """In one of these ways."""
+    """The server crashed in one of these ways."""
 
 
 class Starter:

@@ -61,8 +61,8 @@ def matches(name: str, target: str) -> bool:
 
 
 def _steps(pattern: str, length: int) -> int:
-    """At most so many ways to match a name of this length are tried, where no group is repeated:
-    of splitting it among the repeats, of taking optional parts or not, and of alternatives."""
+    """The most ways that matching a name of this length can try, where no group is repeated: of
+    splitting it among the repeats, of taking optional parts or not, and of alternatives."""
     repeats = len(re.findall(r"[*+{]", pattern))
     alternatives = math.prod(1 + part.count("|") for part in pattern.split(")"))
     return math.comb(length + repeats, repeats) * alternatives << pattern.count("?")

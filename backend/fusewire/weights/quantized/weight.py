@@ -57,8 +57,8 @@ class Codes:
     def nibbles(
         self, begin: int, end: int, order: NDArray[np.int32] | None = None
     ) -> NDArray[np.uint8]:
-        """Those of 4 bits as rows does, two a byte, the first of two columns in the low bits; the
-        columns in this order, or as they are."""
+        """4-bit codes of rows begin to end, two a byte, the first of two columns in the low bits;
+        the columns in this order, or as they are."""
         if order is None and self.axis == 1 and self.per_word > 1 and not self.lanes:
             return np.ascontiguousarray(self.words[begin:end]).view(np.uint8)
         codes = self.rows(begin, end)
