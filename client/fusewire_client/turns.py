@@ -34,7 +34,7 @@ class ThreadTurns:
             self._changed.notify_all()
 
     def refused(self, turn: Turn, timeout_s: float) -> bool:
-        """Waits until another was answered, or for so long; False where none was."""
+        """Waits until another was answered, at most `timeout_s`; False where none was."""
         with self._changed:
             self._pace.refuse(turn)
             self._changed.notify_all()

@@ -173,7 +173,7 @@ class _Giving:
 
 
 def _ended(finished: Finished, wait_s: float) -> list[Pending]:
-    """Waits for one that has ended, so long at most, and takes all there are."""
+    """Waits at most `wait_s` for one that has ended, and takes all there are."""
     try:
         first = finished.get(timeout=wait_s) if wait_s else finished.get_nowait()
     except queue.Empty:

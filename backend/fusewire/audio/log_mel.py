@@ -36,7 +36,7 @@ class LogMel:
         return self.most_samples // self.hop_length
 
     def heard(self, samples: int) -> int:
-        """Frames of the features of so many samples that begin in them, as the attention mask of
+        """Frames of the features that begin within these many samples, as the attention mask of
         transformers' extractor has it."""
         whole = samples > self.most_samples
         return samples // self.hop_length if whole else -(-samples // self.hop_length)

@@ -11,7 +11,7 @@ from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 
-# Different ones that are kept, unless they are so long.
+# How many different parameters are kept as read, and up to which length.
 MOST_KEPT = 64
 LONGEST_KEPT = 4096  # characters
 

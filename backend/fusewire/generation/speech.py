@@ -122,7 +122,7 @@ def read_speech(
     eos_token_ids: Sequence[int],
     decoder_heads: tuple[int, int],
 ) -> tuple[LogMel, SpeechTokens]:
-    """The features that a model with so many `positions` of its encoder reads, and its tokens;
+    """The features that a model whose encoder has `positions` reads, and its tokens;
     CheckpointError where the folder does not say them, or other features than the model's, [frames,
     bins]. `decoder_heads`: layers of the decoder, and heads of each."""
     sound = read_log_mel(folder)

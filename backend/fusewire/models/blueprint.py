@@ -79,8 +79,8 @@ class Values:
 class Dense:
     """y = norm(activation(x W^T + b)). Several names are stacked by rows (query, key, value).
 
-    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: stored with the rows of each of
-    so many heads together, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
+    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: how many heads it has, where it is
+    stored head by head, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
     names side by side, y the mean of what each gives (DeiT). `row_scale`: the tensor with a factor
     for each output (DINOv2), empty for none. `weight_scale` and `bias_scale`: factors of what is
     stored. `bias_row`: the bias is this tensor [1, outputs] (BART's final_logits_bias). `unbiased`:

@@ -91,7 +91,7 @@ class DecoderModel(Model):
 
     def table_width(self, pages: int, source_pages: int | None = None) -> int:
         """The width of a block table that recorded steps take as it lies on the device, with room
-        for so many pages, beside sources of at most so many."""
+        for `pages`, beside sources of at most `source_pages`."""
         return table_widths(pages, source_pages)[0]
 
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
@@ -194,7 +194,7 @@ class DecoderModel(Model):
     def _warm_up(
         self, sizes: list[int], max_logit_rows: int, cache: DecoderCache
     ) -> Iterator[StepBatch]:
-        """Steps of so many tokens each."""
+        """Steps of these numbers of tokens."""
         return warm_up_prompts(sizes, self.max_length, max_logit_rows, cache)
 
     def _check(self, step: StepBatch) -> None:

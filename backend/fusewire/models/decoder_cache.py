@@ -28,7 +28,7 @@ class DecoderCache:
         heads: int,
     ) -> None:
         """`page_size` positions to a page, a power of two; keys of `width` numbers a position, of
-        all `heads`, and values. kernels.Error when the memory for so many `pages` is not there."""
+        all `heads`, and values. kernels.Error when there is no memory for `pages`."""
         self.pages = pages
         self.page_size = page_size
         self._place = place
@@ -77,8 +77,8 @@ class DecoderCache:
         destination: Sequence[int] | NDArray[np.int64],
         positions: int | None = None,
     ) -> None:
-        """Copies page source[i] to destination[i] in every layer: its first positions, where no
-        more than so many are stored. No page stands on both sides."""
+        """Copies page source[i] to destination[i] in every layer, the first `positions` of each
+        page (None: all). No page stands on both sides."""
         if len(source) == 0 and len(destination) == 0:
             return
         both = self._place.exact(np.array([source, destination]), np.int64)

@@ -89,7 +89,7 @@ class ImageTextModel:
         return sum(hits), sum(misses)
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Tokens of an image of so many pixels; InvalidInput where it has too many patches or
+        """Tokens of an image of this size in pixels; InvalidInput where it has too many patches or
         none."""
         return self.images.tokens(np.broadcast_to(np.float32(), (3, height, width)))
 

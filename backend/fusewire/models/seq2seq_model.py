@@ -249,7 +249,7 @@ class Seq2SeqModel(DecoderModel):
                 self.encode(sources, cache)
 
     def _warm_up_sources(self, sizes: list[int], cache: DecoderCache) -> Iterator[SourceBatch]:
-        """Batches of so many tokens each."""
+        """Batches of these numbers of tokens."""
         for step in warm_up_prompts(sizes, self.max_source_length, 0, cache):
             yield SourceBatch(step.input_ids, step.cu_seqlens, step.block_table)
 

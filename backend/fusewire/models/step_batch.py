@@ -90,8 +90,8 @@ class PagedStep(NamedTuple):
 def step_layout(
     tokens: int, sequences: int, pages: int, logit_rows: int, source_pages: int = 0
 ) -> Layout:
-    """The layout of a StepBatch whose longest sequence, and longest source, have so many pages; 0:
-    it has no sources."""
+    """The layout of a StepBatch whose longest sequence has `pages`, and its longest source
+    `source_pages`; 0: it has no sources."""
     sources = {"source_lengths": (sequences,), "source_table": (sequences, source_pages)}
     return Layout(
         input_ids=(tokens,),

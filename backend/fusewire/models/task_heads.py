@@ -47,7 +47,7 @@ def sequence_logits(model: EncoderModel) -> TaskHead:
 class EmbeddingOptions(NamedTuple):
     pooling: str  # as `kernels.pool` names it
     normalize: bool  # to length 1 (L2)
-    size: int | None = None  # so many first numbers, which are no longer of length 1
+    size: int | None = None  # leading numbers that are kept, which no longer have length 1
     rescale: bool = False  # these to length 1
 
 

@@ -27,7 +27,7 @@ class TextRow:
 
     @property
     def unread_tokens(self) -> int:
-        """About so many tokens are still to be made of it; of texts fewer than they have."""
+        """An estimate of the tokens still to be made of it: at most as many as a text has."""
         return -(-(len(self.text) + len(self.pair or "")) // _CHARACTERS_PER_TOKEN)
 
 
@@ -123,7 +123,7 @@ class Query:
 
     @property
     def unread_tokens(self) -> int:
-        """About so many tokens are still to be made of its rows."""
+        """An estimate of the tokens still to be made of its rows."""
         return sum(row.unread_tokens for row in self.rows)
 
     @property

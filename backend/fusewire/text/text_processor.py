@@ -144,7 +144,7 @@ class TextProcessor:
         return filled + sum(min(len(each), limit) for each in encoded)
 
     def _fills(self, texts: Sequence[str], limit: int) -> bool:
-        """Whether a text or pair is so long that this shows before it is tokenised."""
+        """Whether a text or pair has `limit` tokens for certain, without tokenising it."""
         if sum(map(len, texts)) <= WORTH_WHILE:
             return False
         tokenizer = self._required()

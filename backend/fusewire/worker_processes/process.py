@@ -109,9 +109,9 @@ class WorkerProcess:
         body: bytes | memoryview = b"",
         most_body_bytes: int = MOST_BYTES,
     ) -> Mapping[str, Any]:
-        """The worker's answer, its `result` and perhaps a `body` of at most so many bytes, or its
-        error raised; WorkerLate and WorkerDied, and then there is no process any more. `body`: that
-        of the message."""
+        """The worker's answer: its `result`, and perhaps a `body` of at most `most_body_bytes`.
+        Raises the worker's error; WorkerLate and WorkerDied, after which there is no process any
+        more. `body`: that of the message."""
         deadline = time.monotonic() + timeout_s
         try:
             self._connection.settimeout(timeout_s)

@@ -61,7 +61,7 @@ def serve(owner: int, load: Load) -> None:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limits memory to so many bytes beyond what the process has now."""
+    """Limits memory to `more_bytes` beyond what the process has now."""
     pages = Path("/proc/self/statm").read_text().split()[0]
     _limit(resource.RLIMIT_AS, int(pages) * resource.getpagesize() + more_bytes)
 

@@ -134,7 +134,7 @@ class Api:
         return JSONResponse(self._catalog.listed())
 
     async def one_model(self, name: str) -> Response:
-        """One of them."""
+        """One of the models that can be used here."""
         return JSONResponse(self._catalog.described(name))
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:

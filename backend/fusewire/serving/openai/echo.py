@@ -22,7 +22,7 @@ class Echo:
     first_tokens: Sequence[bytes]
     characters_before: Sequence[int]
     choices: int  # of each prompt
-    logprobs: int | None  # of so many likeliest tokens at each place
+    logprobs: int | None  # how many most likely tokens to list at each place
 
     @staticmethod
     async def of(
