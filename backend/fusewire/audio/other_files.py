@@ -39,7 +39,7 @@ def open_other(data: bytes, field: str) -> Recording:
     """InvalidInput for other formats, for what is damaged, and where soundfile is missing."""
     formats = next((of for begin, of in _SIGNATURES.items() if data.startswith(begin)), None)
     if formats is None:
-        raise InvalidInput(field, f"{len(data)} bytes that are none", WANTED, REMEDY)
+        raise InvalidInput(field, f"{len(data)} bytes of another format", WANTED, REMEDY)
     soundfile, source = _soundfile(field, formats[0]), io.BytesIO(data)
     try:
         file = soundfile.SoundFile(source)

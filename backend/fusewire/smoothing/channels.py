@@ -94,7 +94,7 @@ def _of_layer(layer: Layer) -> list[Channels]:
         first = first_matrix(sublayer)
         if norm is None:
             raise ConfigurationError(
-                f"smooth: got {first.names[0]} without a norm in front of it (norms are behind the "
+                f"smooth: got {first.names[0]} without a norm in front of it (norms are after the "
                 f"residual), wanted one that gives its input alone; {_REMEDY}"
             )
         readers.setdefault(norm, []).append(first)

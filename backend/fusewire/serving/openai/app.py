@@ -66,7 +66,7 @@ class Api:
         settings: ServerSettings,
     ) -> None:
         """`names`: of all models of the server. `endpoint`: Triton's. ConfigurationError for API
-        keys that are none."""
+        keys that are not valid."""
         self._catalog = Catalog(models)
         self._models = models
         self._names = names
