@@ -142,7 +142,7 @@ class _Trials(Placement):
     def __init__(self, device: str, dtype: str, quantize: str) -> None:
         super().__init__(device, dtype, quantize)
         self.quantized: frozenset[str] = frozenset()
-        # Of the matrices that can be quantised: shape, format then, and else, if not the dtype.
+        # Matrices that can be quantised: shape, format then, and format else (None: the dtype).
         self.found: dict[str, tuple[tuple[int, ...], str, str | None]] = {}
         self.takes_vocabulary = True
         self.takes_int4 = True

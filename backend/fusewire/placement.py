@@ -53,7 +53,7 @@ class Placement:
         self.precision = self._precision(dtype)
         self._quantize_skip = skipped(quantize_skip)
         self.formats: dict[str, str] = {}  # of the matrices so far that can be quantised, by name
-        # Of those that a folder has quantised, by name: whether they are computed as they are.
+        # By name, of those that a folder has quantised: whether they are computed as they are.
         self.as_stored: dict[str, bool] = {}
 
     @property

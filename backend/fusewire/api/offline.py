@@ -129,7 +129,7 @@ class _Giving:
         self._engine = engine
         self._work = work
         self._finished = finished
-        # Of sound no more waits than runs: there is always one to begin.
+        # No more sounds wait than run, which is enough for one to begin at any time.
         self._most = 2 * engine.settings.max_sequences if engine.sound is not None else len(work)
         self._read: Sound | None = None  # the next one, once it was read
 

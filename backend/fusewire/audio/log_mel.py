@@ -52,7 +52,7 @@ class LogMel:
             samples, frames = padded, self.frames
         else:
             heard = frames = samples.size // self.hop_length
-        # Of silence behind what is heard.
+        # The value of silence, which follows what is heard.
         log = np.full((frames, self.bins), np.log10(_LEAST_POWER))
         for begin in range(0, heard, self.frames):
             part = log[begin : min(begin + self.frames, heard)]

@@ -25,10 +25,10 @@ _SIGNATURES = {
 }
 WANTED = "a WAV, FLAC, MP3 or Ogg file"
 _BLOCK = 1 << 16  # frames
-# Of a file that does not say its length; behind that there may be tags.
+# The share of a file, which does not say its length, that sound takes at least: tags may follow.
 _MOST_OF_FILE = 7 / 8
 _UNKNOWN = 1 << 62  # frames of a file that was written without knowing
-# That headers of some encoders say too many: two MPEG frames.
+# Samples that headers of some encoders say too many: two MPEG frames.
 _MORE_IN_MP3 = 2 * 1152
 # Where Xing's header, or LAME's, stands in the first frame of an MP3 file: behind 4 bytes and the
 # side information.

@@ -40,8 +40,8 @@ def median_filtered(values: NDArray[np.float32], width: int) -> NDArray[np.float
         return values
     mirrored = np.pad(values, ((0, 0), (half, half)), mode="reflect")
     shifted = [mirrored[:, begin : begin + count] for begin in range(width)]
-    # Of more than half of them neither the least nor the greatest is the median: both go, another
-    # one comes, until one is left.
+    # Among more than half of them neither the least nor the greatest is the median: both go and
+    # another comes, until one is left.
     kept, coming = shifted[: half + 2], shifted[half + 2 :]
     while len(kept) > 1:
         kept = _without_extremes(kept) + coming[:1]

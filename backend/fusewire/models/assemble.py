@@ -21,7 +21,7 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, place: Placement) -> None:
         self._checkpoint = checkpoint
         self._place = place
-        # Those that are as they are stored, by the tensors they are read from.
+        # Tables that are as they are stored, by the tensors they are read from.
         self._tables: dict[str | None, kernels.Tensor] = {}
         self._words: dict[str | None, kernels.Tensor | kernels.Linear] = {}
 

@@ -113,7 +113,7 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
     def weighed(text: str, score: float, kind: int) -> float:
         if kind == USER_DEFINED:  # is chosen wherever it stands
             return len(text.encode()) * most - 0.1
-        # Of other pieces the library should see none when it looks for the lowest.
+        # The library looks for the lowest score, which is to be that of a normal piece.
         return score if kind == NORMAL else most
 
     return models.Unigram(

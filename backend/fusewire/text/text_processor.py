@@ -132,7 +132,7 @@ class TextProcessor:
         whole: list[str | tuple[str, str]] = []
         for one in texts:
             parts = [prompt + one] if isinstance(one, str) else list(one)
-            # Of longer ones, which nearly all fill their limit, this much is read.
+            # Longer ones nearly all fill their limit with this much.
             parts = [part[: self.most_characters] for part in parts]
             if not self._fills(parts, limit):
                 whole.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))

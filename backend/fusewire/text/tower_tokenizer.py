@@ -17,7 +17,7 @@ from fusewire.text.tokenizer_files import CONFIG
 from fusewire.weights import read_json
 from fusewire.weights.formats import TOKENIZER as FILE
 
-# Of one text, whose tokens are few: longer ones would take seconds to be refused by their tokens.
+# A text has few tokens: longer ones would take seconds to be refused by their number.
 _MOST_CHARACTERS = 1 << 16
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PADS_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")  # where no file says so

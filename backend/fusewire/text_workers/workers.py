@@ -23,7 +23,7 @@ from fusewire.worker_processes.process import WorkerDied, WorkerLate, WorkerProc
 DEADLINE_S = 10.0
 # In a queue, before a call is refused: its client has little time left.
 MOST_WAIT_S = 30.0
-# Of a call's message: longer ones take over a tenth of a second.
+# A message of a call that is longer takes over a tenth of a second.
 LONG_BYTES = 1 << 17
 MOST_WAITING = 1024
 MOST_LONG_WAITING = 8

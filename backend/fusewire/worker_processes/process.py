@@ -24,7 +24,7 @@ from fusewire.worker_processes.messages import (
     receive,
 )
 
-# To load a folder: tokenizers with hundreds of thousands of tokens take seconds.
+# For loading a folder: tokenizers with hundreds of thousands of tokens take seconds.
 START_S = 30.0
 # The worker's exit status where its limit of memory is reached.
 OUT_OF_MEMORY = 3

@@ -20,7 +20,7 @@ from fusewire.passed_errors import as_values
 from fusewire.worker_processes.messages import BrokenMessage, encoded, receive
 from fusewire.worker_processes.process import OUT_OF_MEMORY
 
-# To load, by all threads. The owner's deadline comes first, unless it is stopped.
+# For loading, over all threads. The owner's deadline comes first, unless it is stopped.
 _LOAD_CPU_S = 60
 _MOST_FILES = 32
 

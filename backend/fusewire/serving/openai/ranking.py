@@ -15,7 +15,7 @@ from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, us
 from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.served import Encoder
 
-# Of all pairs of a request: each is sent to the model with its query.
+# In all pairs of a request: each is sent to the model with its query.
 _MOST_CHARACTERS = 1 << 24
 
 

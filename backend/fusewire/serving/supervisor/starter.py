@@ -21,7 +21,7 @@ class ServerFailed(FusewireError):
     """The server did not start, or did not stay alive."""
 
 
-# By tritonserver itself.
+# How tritonserver itself crashes.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 

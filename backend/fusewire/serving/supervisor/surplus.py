@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.processes import Stub
 
-# Of one core; an idle one takes a tenth of that, one that generates far more.
+# The share of a core above which a stub is busy: an idle one takes a tenth of that, one that
+# generates far more.
 _BUSY_SHARE = 0.02
 
 

@@ -80,7 +80,7 @@ class StoredCodes(NamedTuple):
     format: str  # int8, float8_e4m3 or BLOCKS
     codes: NDArray[np.uint8]  # [rows, columns], the bytes of the format
     scales: NDArray[np.float32]  # [rows], of BLOCKS [rows / BLOCK, columns / BLOCK], rounded up
-    # That what it is multiplied by is rounded with; 0: one of its own largest magnitudes.
+    # The scale of what it is multiplied by; 0: each row's own, by its largest magnitude.
     input_scale: float = 0.0
 
 

@@ -21,7 +21,7 @@ _BOOKKEEPING = re.compile(
     r"|good_steps|current_loss_scale)(:0)?(/|$)"
     r"|^(m|v|vhat|velocity|momentum)/"  # Keras' optimizers
 )
-# Of names with `.` between their parts, one after the other.
+# Patterns for names with `.` between their parts, applied one after the other.
 _RENAMED = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
