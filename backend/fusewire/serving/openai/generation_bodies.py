@@ -17,7 +17,7 @@ from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
 from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
 from fusewire.serving.openai.errors import shown
-from fusewire.text.chat_template import MOST_MESSAGES
+from fusewire.text.conversation import MOST_MESSAGES
 from fusewire.text.message_parts import text_of_parts
 from fusewire.text.written import written_flag, written_real, written_whole
 

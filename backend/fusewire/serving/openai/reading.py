@@ -20,7 +20,7 @@ from fusewire.serving.openai.connections import Connection
 from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.forms import form_fields
 from fusewire.text.bounded_json import read_object
-from fusewire.text.chat_template import MOST_NESTING
+from fusewire.text.conversation import MOST_NESTING
 
 # A conversation as long as a template takes, or two thousand texts to embed.
 MOST_BODY_BYTES = 1 << 24
