@@ -1,8 +1,8 @@
 """What an architecture file states: the parts of a model, their sizes, and their weight names.
 
-A blueprint is data. `stack.py` reads it to build the layers and run them, so an architecture is
-added by writing one function from config.json to a Blueprint. Names are relative to the base model
-(no `bert.` in front); heads keep theirs.
+A blueprint is data. `layer_builder.py` builds its layers and `stack.py` runs them, so an
+architecture is added by writing one function from config.json to a Blueprint. Names are relative to
+the base model (no `bert.` in front); heads keep theirs.
 """
 
 from __future__ import annotations
