@@ -72,8 +72,9 @@ LONG := $(patsubst %,tests/server/test_%.py,serve_command openai_limits healing 
           tests/deploy/test_kubernetes.py \
           $(wildcard tests/server/bad_input/test_*.py tests/load/test_*.py tests/examples/test_*.py)
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
+WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 test: $(VENV)/.test
-	$(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile $(SERVERS:%=--ignore %)
+	$(BIN)/python -m pytest tests -m 'not sweep' -n $(WORKERS) --dist loadfile $(SERVERS:%=--ignore %)
 	$(BIN)/python -m pytest $(LONG) $(filter-out $(LONG),$(shell find $(SERVERS) -name 'test_*.py')) \
 	  -m 'not sweep and not alone' -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and not sweep'
@@ -83,18 +84,20 @@ test: $(VENV)/.test
 # attacks, comes after the others), and numpy 2, which only the embedded server cannot have. With it
 # runs what hands arrays over, once: the kernels' binding and the models on the wheel's module, as
 # that is the one another compiler built, the rest on the one that is installed. Nothing of numpy is
-# in programs of C++, pages and text workers; clients and benchmarks take what others installed.
+# in programs of C++, pages and text workers; clients and benchmarks take what others installed, and
+# processes and trainers of torch take tensors.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
-NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py
+NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py \
+            $(patsubst %,tests/train/test_%.py,hosts lightning ddp sharded step_processes)
 sweep: $(VENV)/.test wheels
 	.ci/resolve
-	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'
 	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
-	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' -n 2
-	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile \
+	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' -n $(WORKERS)
+	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n $(WORKERS) --dist loadfile \
 	  $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
 	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 

@@ -36,12 +36,12 @@ def wanted(folder: Path) -> np.ndarray:
         return exact.run(PIXELS)
 
 
-# Compiling takes half a minute.
-SLOW = [pytest.param("torch-compiled", marks=pytest.mark.sweep)]
+# Each takes ten seconds to start, compiling another thirty.
+RIVALS = [name for name in image_rivals.SYSTEMS if name != "fusewire"]
 
 
 @pytest.mark.parametrize(
-    "name", [*(name for name in image_rivals.SYSTEMS if name != "torch-compiled"), *SLOW]
+    "name", ["fusewire", *(pytest.param(name, marks=pytest.mark.sweep) for name in RIVALS)]
 )
 def test_a_system_computes_transformers_logits(name: str, folder: Path, wanted: np.ndarray) -> None:
     if importlib.util.find_spec(PACKAGES.get(name, name)) is None:

@@ -82,6 +82,7 @@ def test_batches_of_a_translator_are_by_target_tokens() -> None:
     assert not batch["input_ids"][batch["attention_mask"] == 0].any()
 
 
+@pytest.mark.sweep
 def test_processes_are_compared_with_one_of_them_alone(tmp_path: Path) -> None:
     models = ["BERT, tiny", "Transformer, tiny"]
     options = "--processes", "2", "--texts", "9", "--rounds", "1", "--out", str(tmp_path)

@@ -168,6 +168,7 @@ class Wrong:
         return np.zeros((sum(map(len, drawn)), 384), np.float32)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_answers_are_checked_before_anything_is_timed(device: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")

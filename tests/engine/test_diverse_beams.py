@@ -64,7 +64,9 @@ def drawn(chosen: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "t5", "bart"])
+@pytest.mark.parametrize(
+    "model_type", ["gpt2", "bart", pytest.param("t5", marks=pytest.mark.sweep)]
+)
 def test_texts_are_those_of_the_plain_search(tmp_path: Path, model_type: str):
     """Beside searches without groups, which they leave alone."""
     reference = loaded(tmp_path, model_type)

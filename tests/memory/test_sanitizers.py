@@ -36,6 +36,7 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(folder / "stress", ["stress.cc", "fake_device.cc"], *SANITIZERS)
 
 
+@pytest.mark.sweep
 def test_random_work_from_four_threads_is_clean(stress: Path) -> None:
     result = run(stress)
     assert (result.returncode, result.stdout, result.stderr) == (0, "ok\n", "")

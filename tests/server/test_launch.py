@@ -225,6 +225,23 @@ def test_a_process_killed_while_it_loads_is_told_as_the_likely_want_of_memory(
     killer.join()
 
 
+def test_a_process_that_dies_before_it_loads_ends_the_start_with_what_it_said(
+    tmp_path: Path,
+) -> None:
+    """Another backend's entry without its program: tritonserver waits for ever."""
+    (tmp_path / "theirs" / "1").mkdir(parents=True)
+    (tmp_path / "theirs" / "config.pbtxt").write_text(
+        'name: "theirs" backend: "python" '
+        'input { name: "X" data_type: TYPE_FP32 dims: 4 } '
+        'output { name: "Y" data_type: TYPE_FP32 dims: 4 }'
+    )
+    server = Server([tmp_path], ServerSettings(http_port=0, grpc_port=0, metrics_port=0))
+    began = time.monotonic()
+    with pytest.raises(ServerFailed, match=r"(?s)^theirs: .*theirs/1/model.py"):
+        server.start()
+    assert time.monotonic() - began < 60
+
+
 def test_more_connections_fit_than_the_soft_limit_of_open_files(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -27,7 +27,9 @@ def steps_are_of_all_rows(name: str, device: str, count: int, folder: Path) -> N
 
 
 @pytest.mark.parametrize("device", EACH_DEVICE)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.sweep) for name in NAMES[1:])]
+)
 def test_two_processes_take_the_step_of_all_their_rows(
     name: str, device: str, tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_model_is_built_once_for_all_its_parts_and_batches(
     assert built == ["tiny-llama"]
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("tiny")
 def test_every_part_leaves_rows_tables_and_goals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

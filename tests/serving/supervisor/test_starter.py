@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,9 @@ class Process:
         self._ends = iter(ends)
         self._end: int | None = None
         self.starts = 0
+        self.pid = os.getpid()  # whose children are the test's
         self.loaded: set[str] = set()
+        self.failed: set[str] = set()
         self.last_lines = ["last words"]
 
     def start(self, repositories: Sequence[Path], models: Sequence[str], log: Any) -> None:
@@ -69,3 +74,42 @@ def test_a_crash_with_several_models_is_an_error_that_says_how_to_find_the_one()
     process = Process(-signal.SIGSEGV, -signal.SIGSEGV)
     with pytest.raises(ServerFailed, match=r"by SIGSEGV while starting, .*: serve each alone"):
         starter(process).start(["m", "n"])
+
+
+class Waiting(Process):
+    """One that is not ready, while it waits for its children, until `ready`."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.ready = False
+
+    def live(self) -> bool:
+        return self.ready
+
+
+def died() -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(["false"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    return child
+
+
+def test_a_process_that_died_before_it_said_why_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fusewire.serving.supervisor.starter._UNHEARD_S", 0.2)
+    process, child = Waiting(), died()
+    process.loaded = {"n"}
+    with pytest.raises(ServerFailed, match=r"(?s)^m: a model's process died .*last words"):
+        starter(process).start(["m", "n"])
+    child.wait()
+
+
+def test_one_of_a_model_that_tritonserver_has_given_up_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fusewire.serving.supervisor.starter._UNHEARD_S", 0.2)
+    process, child = Waiting(), died()
+    process.failed = {"m"}
+    threading.Timer(0.6, setattr, (process, "ready", True)).start()
+    starter(process).start(["m", "n"])
+    child.wait()

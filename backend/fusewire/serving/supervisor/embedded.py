@@ -78,6 +78,7 @@ class EmbeddedServer:
         self._stopped = False
         self.last_lines: collections.deque[str] = collections.deque(maxlen=30)
         self.loaded: set[str] = set()
+        self.failed: set[str] = set()  # to load, at this start or later
         self.loaded_at: dict[str, float] = {}  # the last time
         self.changes = 0  # loads and unloads so far
         self.stub_died = False
@@ -105,6 +106,7 @@ class EmbeddedServer:
         self._drained.clear()
         self.last_lines.clear()
         self.loaded.clear()
+        self.failed.clear()
         self.stub_died = False
         with self._starting:
             if self._stopped:
@@ -261,6 +263,8 @@ class EmbeddedServer:
                 if loaded := re.search(r"successfully loaded '([^']+)'", line):
                     self.loaded.add(loaded[1])
                     self.loaded_at[loaded[1]] = time.monotonic()
+                if failed := re.search(r"failed to load '([^']+)'", line):
+                    self.failed.add(failed[1])
                 if "All models are stopped, unloading models" in line:
                     self._drained.set()
                 if level in _SHOWN[self._settings.log_level] and _HARMLESS not in line:

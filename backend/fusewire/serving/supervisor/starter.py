@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fusewire.errors import FusewireError
 from fusewire.serving.config import ServerSettings
+from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.control import Control
 from fusewire.serving.supervisor.embedded import EmbeddedServer, LogLine
 
@@ -21,6 +22,8 @@ class ServerFailed(FusewireError):
     """The server did not start, or did not stay alive."""
 
 
+# Of a model's process that died and said something before tritonserver tells much sooner.
+_UNHEARD_S = 5.0
 # How tritonserver itself crashes.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
@@ -68,25 +71,43 @@ class Starter:
         self.serving = False
         self._starting = self._settings.log_level in ("error", "warning")
         process.start(self._repositories, models, self._log_line)
-        deadline = time.monotonic() + timeout_s
+        began = told = time.monotonic()
         while not self._control.live():
             if not process.running():
                 code = process.exit_code()
-                last = "\n".join([line for line in process.last_lines if line][-8:])
                 raise (_Crashed if code in _CRASHES else ServerFailed)(
-                    f"tritonserver {_ended(code, models)}; the end of its output:\n{last}"
+                    f"tritonserver {_ended(code, models)}; {self._last_words()}"
                 )
-            if time.monotonic() > deadline:
-                waiting = ", ".join(sorted(set(models) - process.loaded))
+            now = time.monotonic()
+            if not self._has_unheard():
+                told = now
+            if now - told > _UNHEARD_S:
                 raise ServerFailed(
-                    f"not ready after {timeout_s:.0f} s, still loading: {waiting}; give more time "
-                    "with --start-timeout-s"
+                    f"{self._waiting(models)}: a model's process died before it could tell why, "
+                    f"and tritonserver waits for it for ever; {self._last_words()}"
+                )
+            if now - began > timeout_s:
+                raise ServerFailed(
+                    f"not ready after {timeout_s:.0f} s, still loading: {self._waiting(models)}; "
+                    "give more time with --start-timeout-s"
                 )
             loading(process.loaded, models)
             time.sleep(0.05)
         loading(set(models), models)
         self._starting = False
         self.serving = True
+
+    def _has_unheard(self) -> bool:
+        """Whether more processes of models have died than models that tritonserver has given up."""
+        states = processes.children(self._process.pid).values()
+        return sum(state == "died" for state in states) > len(self._process.failed)
+
+    def _waiting(self, models: Sequence[str]) -> str:
+        return ", ".join(sorted(set(models) - self._process.loaded - self._process.failed))
+
+    def _last_words(self) -> str:
+        last = "\n".join([line for line in self._process.last_lines if line][-8:])
+        return f"the end of its output:\n{last}"
 
     def _log_line(self, level: str, line: str) -> None:
         # Errors while starting are reported by ServerFailed, not by the server's log as well.
