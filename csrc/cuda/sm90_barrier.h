@@ -21,7 +21,7 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t arrival
                : "memory");
 }
 
-// After the inits, by the thread that made them, before the __syncthreads() (or cluster_sync())
+// After the inits, by the thread that made them, before the __syncthreads() (or cluster_wait())
 // that shows them to others: makes them visible to TMA and to the cluster too.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
