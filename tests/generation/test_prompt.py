@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.errors import InvalidInput
+from fusewire.generation.chat import Chat
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits, SourceLimits
-from fusewire.generation.parameter_reader import ParameterReader
+from fusewire.generation.parameter_reader import LONGEST_KEPT, ParameterReader
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import max_new_tokens, read_prompt
-from fusewire.tasks.generate import read
+from fusewire.tasks import generate
+from fusewire.tasks.generate import RequestReader, read
 from fusewire.text.tokenizer import Tokenizer
 
 from tests.engine.generating import END, byte_tokenizer
@@ -120,6 +123,59 @@ def test_a_source_never_leads_the_text() -> None:
         InvalidInput, match="exclude_input_in_output: got false, wanted true for an encoder-decoder"
     ):
         read(inputs | {"exclude_input_in_output": np.array([False])}, {}, ParameterReader(SOURCES))
+
+
+def test_requests_that_say_the_same_beside_their_prompts_share_what_is_read_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def text(*values: str) -> Any:
+        return np.array([value.encode() for value in values], object)
+
+    def flag(*values: bool) -> Any:
+        return np.array(values)
+
+    wanted = {"return_logprobs": flag(True), "return_alignment": flag(False)}
+    said: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"stream": flag(True)}, {}),
+        ({"stream": flag(False)}, {}),
+        ({"sampling_parameters": text('{"max_tokens": 3, "logprobs": 1}')} | wanted, {}),
+        ({"sampling_parameters": text('{"max_tokens": 4}')}, {}),
+        ({"sampling_parameters": text('{"max_tokens": 4}')}, {"seed": 3}),
+        ({"sampling_parameters": text('{"seed": 3, "stop": "%s"}' % ("x" * LONGEST_KEPT))}, {}),
+        ({"sampling_parameters": text("{"), "stream": flag(True)}, {}),
+        ({"sampling_parameters": text("{}", "{}")}, {}),
+        ({"exclude_input_in_output": flag(False)}, {}),
+        ({"stream": flag(True, True)}, {}),
+        ({"unknown": flag(True)}, {}),
+    ]
+    prompts = [
+        {"text_input": text("a")},
+        {"text_input": text("")},
+        {"text_input": text("b c")},
+        {"input_ids": np.array([1, 2])},
+        {"input_ids": np.array([3])},
+        {"input_ids": np.array([3], np.int32)},
+        {"text_input": text("a", "b")},
+        {"text_input": text("a"), "input_ids": np.array([3])},
+    ]
+    reader = ParameterReader(LIMITS)
+    requests = RequestReader(reader, Chat(lambda *given, **more: []))
+    found_before = 0
+    monkeypatch.setattr(generate, "read", lambda *its: wholly.append(its) or read(*its))
+    for tensors, parameters in [*said, *said]:
+        for prompt in prompts:
+            wholly: list[Any] = []
+            try:
+                whole = read(prompt | tensors, parameters, reader)
+            except InvalidInput as error:
+                with pytest.raises(InvalidInput, match=f"^{re.escape(str(error))}$"):
+                    requests.read(prompt | tensors, parameters)
+            else:
+                assert requests.read(prompt | tensors, parameters) == whole
+                found_before += not wholly
+    # Five kinds with texts and ids, one with texts: all but the first of each, then all.
+    assert found_before == (5 * (2 + 1) + 2) + (5 * (3 + 2) + 3)
 
 
 def test_a_folders_beams_are_those_of_streams_too() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from fusewire.text.written import written_flag
 _EXCLUDE = "exclude_input_in_output"
 _INPUTS = tuple(tensor.name for tensor in contract(GENERATE)[0])
 _PROMPTS = ("text_input", "input_ids", MESSAGES)
+_Said = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,48 @@ def read(
         wanted,
         tells=_tells(stream, asked),
     )
+
+
+class RequestReader:
+    """`read` for one model, which reads what requests say beside their prompts once for those that
+    say the same, as most clients do with all of theirs. From any thread."""
+
+    def __init__(self, reader: ParameterReader, chat: Chat) -> None:
+        self._reader = reader
+        self._chat = chat
+        # By their tensors, all but the prompt: a request that had these, without its prompt.
+        self._known: dict[_Said, GenerateRequest] = {}
+
+    def read(
+        self, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Value]
+    ) -> GenerateRequest:
+        """See `read`."""
+        said = None if parameters or MESSAGES in inputs else _said(inputs)
+        known = self._known.get(said) if said else None
+        if known is not None:
+            prompt = _prompt(known.prompt_field, inputs, {}, None)
+            prefix = prompt if known.prefix and isinstance(prompt, str) else ""
+            return replace(known, prompt=prompt, prefix=prefix)
+        found = read(inputs, parameters, self._reader, self._chat)
+        if said and found.prompt:  # an empty text does not show whether it leads the answer
+            if len(self._known) >= MOST_KEPT:
+                self._known = {}
+            self._known[said] = replace(found, prompt="", prefix=found.prefix[:1])
+        return found
+
+
+def _said(inputs: Mapping[str, NDArray[Any]]) -> _Said | None:
+    """Beside the prompt; None where it is not worth keeping, or wrong."""
+    try:
+        if FIELD in inputs and len(inputs[FIELD].item()) > LONGEST_KEPT:
+            return None
+        said = [
+            (name, None if name in _PROMPTS else array.item()) for name, array in inputs.items()
+        ]
+        hash(found := tuple(said))
+    except (TypeError, ValueError):  # no value, or several
+        return None
+    return found
 
 
 def _tells(stream: bool, asked: GenerationParameters) -> Literal["tokens", "asked", "text"]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -70,6 +72,30 @@ def test_each_gets_its_own_text(role: Role) -> None:
         deltas = role.engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
         assert text == "".join(delta.text for delta in deltas)
     until(lambda: not role._in_flight)
+
+
+def test_what_has_ended_is_freed_without_the_collector(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[object]] = []
+    add = role.engine._loop.add
+
+    def added(generation: Any, sequence: Any) -> None:
+        made.extend([weakref.ref(generation.on_event.__self__), weakref.ref(sequence)])
+        add(generation, sequence)
+
+    monkeypatch.setattr(role.engine._loop, "add", added)
+    gc.disable()
+    try:
+        for stream in (True, False, True):
+            asked = request("Prompt")
+            asked.inputs["stream"][:] = stream
+            take(role, asked, client := Client())
+            client.text()
+        # Of the last one whoever sent it may still know.
+        until(lambda: [one() is None for one in made[:4]] == [True] * 4)
+    finally:
+        gc.enable()
 
 
 def test_of_a_text_that_is_answered_whole_nothing_is_told_before_its_end(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache, cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,31 +24,28 @@ Outputs = dict[str, NDArray[Any]]
 _LEAST_LOGPROB = -9999.0
 
 
+class Words(NamedTuple):
+    """How a model's tokens are written."""
+
+    spell: Callable[[int], str]  # a token's text, for log-probabilities
+    # The bytes of a token that is a part of a character.
+    part: Callable[[int], bytes | None] = lambda token: None
+    decode: Callable[[list[int]], str] = lambda token_ids: ""  # the text of a segment's tokens
+    decode_word: Callable[[list[int]], str] = lambda token_ids: ""  # a word's, with all its spaces
+
+
 class Generated:
     """The n texts of one request, as far as they are not sent yet.
 
     Streamed: a response has what was added to each text since the last one. Else there is one.
     """
 
-    def __init__(
-        self,
-        request: GenerateRequest,
-        num_input_tokens: int,
-        spell: Callable[[int], str],
-        part: Callable[[int], bytes | None] = lambda token: None,
-        decode: Callable[[Sequence[int]], str] = lambda token_ids: "",
-        decode_word: Callable[[list[int]], str] = lambda token_ids: "",
-    ) -> None:
-        """`spell`: a token's text, for log-probabilities. `part`: the bytes of one that is a part
-        of a character. `decode`: the text of a segment's tokens. `decode_word`: the same of a
-        word's, with all its spaces."""
+    def __init__(self, request: GenerateRequest, num_input_tokens: int, words: Words) -> None:
         count = request.parameters.n
         self._request = request
-        wanted = {"text_output"} | request.returned
-        self._makes = [(name, make) for name, make in _OUTPUTS.items() if name in wanted]
+        self._words = words
         self._num_input_tokens = num_input_tokens
         self._num_cached_tokens = 0
-        self._spelled = cache(lambda token: _spelled(spell(token), part(token)))
         self._texts = [request.prefix] * count
         self._tokens = [0] * count
         self._logprobs: list[list[dict[int, dict[str, Any]]]] = [[] for _ in range(count)]
@@ -57,8 +54,6 @@ class Generated:
         self._cumulative = [0.0] * count
         self._scores: dict[int, float] = {}  # of the texts that beam search has found
         self._alignments = ["null"] * count  # with the last piece of each
-        self._decode = decode
-        self._decode_word = decode_word
         # With the piece that completes them; None of one that completes none.
         self._segments: list[list[dict[str, Any]] | None] = [None] * count
         self._language = ""
@@ -66,6 +61,7 @@ class Generated:
         self._pending: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
         self.ready = False  # there is a response to send
+        self._makes: list[tuple[str, _Make]] = _makes(request.returned)
 
     @property
     def ended(self) -> bool:
@@ -126,14 +122,14 @@ class Generated:
         record: dict[str, Any] = {
             "start": segment.start,
             "end": segment.end,
-            "text": self._decode(segment.token_ids),
+            "text": self._words.decode([*segment.token_ids]),
             "tokens": list(segment.token_ids),
         }
         if segment.window is not None:
             found = asdict(segment.window).items()
             record |= {name: value for name, value in found if value is not None}
             record["avg_logprob"] = max(record["avg_logprob"], _LEAST_LOGPROB)
-        words = timed_words(segment, self._language or None, self._decode_word)
+        words = timed_words(segment, self._language or None, self._words.decode_word)
         if words is not None:
             record["words"] = [*map(asdict, words)]
         return record
@@ -161,6 +157,11 @@ class Generated:
             "rank": rank or None,  # beam search has none
             **self._spelled(token),
         }
+
+    @cached_property
+    def _spelled(self) -> Callable[[int], dict[str, Any]]:
+        words = self._words
+        return cache(lambda token: _spelled(words.spell(token), words.part(token)))
 
 
 def _spelled(text: str, part: bytes | None) -> dict[str, Any]:
@@ -190,8 +191,9 @@ def _reasons(reasons: tuple[str | None, ...]) -> NDArray[Any]:
     return _strings([str(reason) for reason in reasons])
 
 
+_Make = Callable[[Generated], NDArray[Any] | None]
 # How each output is made of what was added since the last response; None: it is not in this one.
-_OUTPUTS: dict[str, Callable[[Generated], NDArray[Any] | None]] = {
+_OUTPUTS: dict[str, _Make] = {
     "text_output": lambda its: _strings(its._texts),
     # Of a text that goes on: Python's None, as vllm_backend sends it.
     "finish_reason": lambda its: _reasons(tuple(its._reasons)),
@@ -207,3 +209,9 @@ _OUTPUTS: dict[str, Callable[[Generated], NDArray[Any] | None]] = {
     "language": lambda its: _strings([its._language]),
     "duration": lambda its: np.array([its._duration], np.float32),
 }
+
+
+@lru_cache
+def _makes(returned: frozenset[str]) -> list[tuple[str, _Make]]:
+    """Those of a request that wants these outputs beside its text."""
+    return [(name, make) for name, make in _OUTPUTS.items() if name in {"text_output"} | returned]

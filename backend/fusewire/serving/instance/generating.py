@@ -26,11 +26,11 @@ from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.serving.instance.generated import Generated
+from fusewire.serving.instance.generated import Generated, Words
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.hearing import Hearing
 from fusewire.serving.instance.response import Incoming, Response
-from fusewire.tasks.generate import GenerateRequest, read
+from fusewire.tasks.generate import GenerateRequest, RequestReader
 from fusewire.tasks.transcribe import read as read_transcription
 from fusewire.text.work_queue import LONG_CHARACTERS, WorkQueue
 from fusewire.text_workers.workers import TextWorkers
@@ -61,7 +61,14 @@ class Generating:
             most = engine.limits.max_audio_seconds, engine.settings.max_waiting
             self._hearing = Hearing(engine.sound, *most)
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
-        self._chat = Chat(self._conversation_ids)
+        self._requests = RequestReader(self._reader, Chat(self._conversation_ids))
+        tokenizer = engine.tokenizer
+        self._words = Words(
+            tokenizer.token_text,
+            tokenizer.token_text.part,
+            tokenizer.decode,
+            tokenizer.decode_as_spelled,
+        )
 
     def begin(self, incoming: Incoming, response: Response) -> None:
         """See Begin."""
@@ -109,7 +116,6 @@ class Generating:
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)
-        given = request.inputs, parameters, self._reader
 
         def due(asked: GenerationParameters) -> float | None:
             if asked.timeout_seconds is None:
@@ -122,12 +128,14 @@ class Generating:
                 raise DeadlineExceeded(TOO_LATE)
 
         wanted: GenerateRequest = (
-            read_transcription(*given, sound, begins) if sound else read(*given, self._chat)
+            read_transcription(request.inputs, parameters, self._reader, sound, begins)
+            if sound
+            else self._requests.read(request.inputs, parameters)
         )
         if request.tenant:
             wanted = replace(wanted, tenant=request.tenant)
         metrics = None if request.probe else self._metrics
-        response.content = Texts(wanted, engine, metrics, arrived)
+        response.content = Texts(wanted, self._words, metrics, arrived)
         response.begin(engine, wanted, due(wanted.parameters))
 
     def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
@@ -141,13 +149,14 @@ class Texts:
     def __init__(
         self,
         request: GenerateRequest,
-        engine: GenerationEngine,
+        words: Words,
         metrics: GenerationMetrics | None,
         arrived: float,
     ) -> None:
-        """`metrics`: None: the request is in none. `arrived`: by time.monotonic()."""
+        """`words`: of the model. `metrics`: None: the request is in none. `arrived`: by
+        time.monotonic()."""
         self._request = request
-        self._engine = engine
+        self._words = words
         self._metrics = metrics
         self._arrived = arrived
         self._last: dict[int, float] = {}  # text -> when its last token came
@@ -158,14 +167,7 @@ class Texts:
 
     def begun(self, ticket: Ticket) -> None:
         self._ask = ticket.ask
-        self._generated = Generated(
-            self._request,
-            ticket.num_input_tokens,
-            self._engine.tokenizer.token_text,
-            self._engine.tokenizer.token_text.part,
-            lambda token_ids: self._engine.tokenizer.decode(list(token_ids)),
-            self._engine.tokenizer.decode_as_spelled,
-        )
+        self._generated = Generated(self._request, ticket.num_input_tokens, self._words)
 
     @property
     def ready(self) -> bool:

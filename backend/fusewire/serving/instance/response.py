@@ -68,6 +68,18 @@ class Whole:
         return self._answer
 
 
+class _Over:
+    """The content of a response that has ended: nothing comes any more."""
+
+    ready, ended = False, True
+
+    def begun(self, ticket: Any) -> None: ...
+    def add(self, event: Any) -> None: ...
+    def take(self) -> Answer:
+        return {}
+
+
+_OVER = _Over()
 Events = queue.SimpleQueue[tuple["Response | None", Any]]
 
 
@@ -208,6 +220,9 @@ class Response:
                 sender.send(answer, True)
         finally:
             self._ended(self, answer)
+            # What the engine knows of the request knows this response. Without the ring all of it
+            # is freed now, and the collector, which stops every thread, has next to nothing to do.
+            self._ticket, self.content = None, _OVER
 
     def _give_up(self) -> None:
         if self._ticket is not None:

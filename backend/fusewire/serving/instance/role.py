@@ -183,14 +183,18 @@ class Role:
             every = count is None or count != known or began - asked_at >= _ASK_S
             if every:
                 known, asked_at = count, began
-            with self._lock:
-                asked = [response for response in self._in_flight if every or not response.asked]
-                if not self._in_flight:
-                    self._some.clear()
-            for response in asked:
-                try:
-                    response.check_cancelled()
-                except Exception:
-                    _log.exception("could not check whether a request was cancelled")
+            self._check(every)
             took = time.monotonic() - began
             self._some.wait()
+
+    def _check(self, every: bool) -> None:
+        """Of those in flight, or of those that the server was not asked about."""
+        with self._lock:
+            asked = [response for response in self._in_flight if every or not response.asked]
+            if not self._in_flight:
+                self._some.clear()
+        for response in asked:
+            try:
+                response.check_cancelled()
+            except Exception:
+                _log.exception("could not check whether a request was cancelled")
