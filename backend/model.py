@@ -56,7 +56,7 @@ class TritonPythonModel:
                 settings.metric_tenants_named,
             )
             version = int(args["model_version"])
-            count = instances_of(config["instance_group"])
+            count = instance_group.instances(config["instance_group"])
             self._published = PublishedBlock(name, version, args["model_instance_name"], count)
             cancelled = Cancellations().count
             engine: EncoderEngine | GenerationEngine
@@ -169,14 +169,7 @@ class _Sender:
 
 def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
     """This machine's cores, shared by the model's instances; at least one."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, instances_of(instance_groups)))
-
-
-def instances_of(instance_groups: list[dict[str, Any]]) -> int:
-    """Of a model."""
-    return sum(
-        int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in instance_groups
-    )
+    return max(1, len(os.sched_getaffinity(0)) // max(1, instance_group.instances(instance_groups)))
 
 
 def _response(wanted: Sequence[str], answer: Any, tensor: Callable[[str, Any], Any]) -> Any:

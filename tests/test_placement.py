@@ -7,7 +7,8 @@ import pytest
 import torch
 from fusewire import devices, kernels
 from fusewire.errors import ConfigurationError
-from fusewire.placement import Placement, converted, widened
+from fusewire.float_types import converted, widened
+from fusewire.placement import Placement
 from fusewire.precision import Precision
 from hypothesis import given
 from hypothesis import strategies as st

@@ -71,14 +71,23 @@ def calibrate(
     most_error: float = MOST_ERROR,
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Of a folder that is served for `task` on `device`, with the texts of `file`, one a line, or
-    random ids (`calibration_texts`). It is measured on the CPU, beside fp32 where a GPU serves,
-    which leaves tables of words, language-model heads and matrices of 4 bits as they are. A matrix
-    that causes an error beyond `most_error`, or one that is no number, is left in `dtype`, or in 4
-    bits if the folder has it so. `done` gets the number of matrices measured, and of all. Takes a
-    forward pass for each matrix, and the memory of the model in both formats. ConfigurationError
-    for a model of speech, and for one of images, whose towers have matrices of the same names.
-    CheckpointError for one whose own results are no numbers."""
+    """Measures a folder that is served for `task` on `device`.
+
+    It is measured on the CPU; for a GPU beside fp32, and without tables of words, language-model
+    heads and 4-bit matrices, which a GPU leaves as they are. Takes a forward pass for each matrix,
+    and the memory of the model in both formats.
+
+    Args:
+        file: Texts, one a line; without it random ids (`calibration_texts`).
+        most_error: A matrix that causes a larger error, or one that is NaN, is left in `dtype`, or
+            in 4 bits if the folder has it so.
+        done: Gets the number of matrices measured, and of all.
+
+    Raises:
+        ConfigurationError: A model of speech, or of images, whose towers have matrices of the same
+            names.
+        CheckpointError: The model's own results are NaN or infinite.
+    """
     config = read_config(folder)
     if reads_images(config) or reads_speech(config):
         of = "images" if reads_images(config) else "speech"
@@ -127,12 +136,13 @@ def calibrate(
 
 
 class _Trials(Placement):
-    """Of models that differ only in which matrices are `quantized`: packs each once a format."""
+    """A placement for models that differ only in which matrices are `quantized`: packs each matrix
+    once per format."""
 
     def __init__(self, device: str, dtype: str, quantize: str) -> None:
         super().__init__(device, dtype, quantize)
         self.quantized: frozenset[str] = frozenset()
-        # Of the matrices that can be quantised: shape, format then, and else, if not the dtype.
+        # Matrices that can be quantised: shape, format then, and format else (None: the dtype).
         self.found: dict[str, tuple[tuple[int, ...], str, str | None]] = {}
         self.takes_vocabulary = True
         self.takes_int4 = True

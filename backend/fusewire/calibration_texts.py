@@ -50,7 +50,7 @@ def calibration_texts(
 
 
 def _beginnings(file: TextIO) -> Iterator[str]:
-    """Of each line, as far as it is read."""
+    """The beginning of each line, as far as it is read."""
     while line := file.readline(_LONGEST_LINE):
         yield line
         while line and not line.endswith("\n"):

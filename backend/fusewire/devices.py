@@ -52,7 +52,7 @@ def described() -> str:
         if _DRIVER.exists():
             return (
                 "not used: there is an NVIDIA driver, but this build has no CUDA kernels; build "
-                "with FUSEWIRE_CUDA=ON (README, On a GPU)"
+                "with FUSEWIRE_CUDA=ON (README, Installation requirements)"
             )
         return "none, and this build has no CUDA kernels"
     from fusewire import kernels

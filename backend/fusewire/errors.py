@@ -35,7 +35,8 @@ def type_name(value: object, none: str = "None") -> str:
 
 
 def counted(number: int, things: str) -> str:
-    """So many things as messages name them; `things`: their plural, with an s."""
+    """A number with its noun, as messages say it: `1 text`, `2 texts`. `things`: the plural, with
+    an s."""
     return f"{number} {things if number != 1 else things.removesuffix('s')}"
 
 

@@ -129,17 +129,26 @@ def load(
     quantize_skip: Collection[str] = (),
     revision: str | None = None,
 ) -> Encoder:
-    """Loads a Hugging Face folder or a model by its id on Hugging Face (`hub.model_folder`), or
-    takes over a live transformers module (`from_torch`).
+    """Loads an encoder that is called like the Hugging Face model.
 
-    `task` (hidden, classify, tag, answer, fill) defaults to what the folder's `architectures`
-    were made for. `device` is cpu, cuda (the first GPU), cuda:<index>, auto (the first GPU where
-    there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
-    on a GPU (bfloat16 for models whose numbers outgrow that: T5), and bfloat16 on the CPU is the
-    format of matrices alone; `quantize` is that of the layers' matrices: "int8", or on
-    Hopper GPUs "fp8", but for those that `quantize_skip` names. `revision`: of an id, a branch, tag
-    or commit. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError for a
-    device, dtype or format that is not available.
+    Args:
+        folder_or_model: A model folder, an id on Hugging Face, or a live transformers module
+            (`from_torch`).
+        task: `hidden`, `classify`, `tag`, `answer` or `fill`. Default: what the folder's
+            `architectures` were made for.
+        device: `cpu`, `cuda` (the first GPU), `cuda:<index>`, `auto` (the first GPU where there is
+            one, else the CPU) or a torch.device.
+        dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU, or
+            bfloat16 for models whose numbers outgrow that (T5). `bfloat16` on the CPU: of the
+            matrices alone.
+        quantize: Format of the matrices of the model's layers: `none` (that of `dtype`), `int8`,
+            on Hopper GPUs `fp8`.
+        quantize_skip: Names of matrices that `quantize` leaves.
+        revision: Branch, tag or commit of a Hugging Face id.
+
+    Raises:
+        CheckpointError: The folder cannot be loaded.
+        ConfigurationError: There is no such device, dtype or format here.
     """
     if not isinstance(folder_or_model, (str, Path)):
         return from_torch(

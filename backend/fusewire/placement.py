@@ -7,9 +7,7 @@ its moves are views, elsewhere copies.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -20,11 +18,11 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
+from fusewire.float_types import converted, widened
 from fusewire.precision import Precision, check_kv_cache_dtype, check_skipped, skipped
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 _MIDDLE = 8  # the zero point of symmetric weights of 4 bits
-_PIECE = 1 << 20  # numbers that a thread converts at a time
 
 
 class Placement:
@@ -55,7 +53,7 @@ class Placement:
         self.precision = self._precision(dtype)
         self._quantize_skip = skipped(quantize_skip)
         self.formats: dict[str, str] = {}  # of the matrices so far that can be quantised, by name
-        # Of those that a folder has quantised, by name: whether they are computed as they are.
+        # By name, of those that a folder has quantised: whether they are computed as they are.
         self.as_stored: dict[str, bool] = {}
 
     @property
@@ -64,13 +62,13 @@ class Placement:
 
     @property
     def dtype(self) -> str:
-        """That is computed in."""
+        """The data type of the computation."""
         return self.precision.dtype
 
     @property
     def cache_dtype(self) -> str:
-        """Of keys and values in a cache: that which is computed in, or uint8, codes of float8
-        e4m3."""
+        """The data type of keys and values in a cache: that of the computation, or uint8 for codes
+        of float8 e4m3."""
         return "uint8" if self._kv_cache_dtype == "fp8" else self.dtype
 
     @property
@@ -204,9 +202,9 @@ class Placement:
         bias: NDArray[Any] | None,
         name: str,
     ) -> kernels.Linear:
-        """Of the bytes [out_features, in_features] of a format, int8, float8_e4m3 or
-        float8_e4m3_blocks, and the scale of each row or block, both as they are; and the scale of
-        what it is multiplied by, 0 where that is found."""
+        """A weight of the bytes [out_features, in_features] of a format (int8, float8_e4m3 or
+        float8_e4m3_blocks) and the scale of each row or block, both as they are. `input_scale`:
+        that of what it is multiplied by; 0: found for each product."""
         on_host = [
             kernels.Tensor.from_numpy(np.ascontiguousarray(each)) for each in (codes, scales)
         ]
@@ -228,9 +226,9 @@ class Placement:
         return "int4" in kernels.weight_formats(self.dtype, self.stream)
 
     def int4_format(self, name: str, shape: tuple[int, ...]) -> str:
-        """Of a matrix that a checkpoint has in 4 bits: int4, or w4a8 where a CPU is to multiply in
-        int8, which rounds what it is multiplied by. One that `quantize_skip` names is not rounded
-        so, or, where there is nothing of it to leave out, is dequantised."""
+        """The format of a matrix that a checkpoint has in 4 bits: int4, or w4a8 where a CPU is to
+        multiply in int8, which rounds what it is multiplied by. A matrix that `quantize_skip` names
+        is int4 where it would be w4a8, and is dequantised elsewhere."""
         if self.device == "cpu" and self.precision.layers == "int8":
             return self._chosen(name, shape, "w4a8", "int4")
         return self._chosen(name, shape, "int4")
@@ -245,10 +243,10 @@ class Placement:
         stored: str = "int4",
         order: NDArray[np.int32] | None = None,
     ) -> kernels.Linear:
-        """In the format `stored`, of codes [out_features, in_features / 2], the first of two in the
-        low bits, and the scales and zero points [out_features, groups], all as they are; input i of
-        the codes is input order[i] of what they are multiplied by. ConfigurationError if float16
-        cannot hold a number that they stand for."""
+        """A weight in the format `stored`, of codes [out_features, in_features / 2], the first of
+        two in the low bits, and the scales and zero points [out_features, groups], all as they are;
+        input i of the codes is input order[i] of what they are multiplied by. ConfigurationError if
+        float16 cannot hold a number that they stand for."""
         if self.dtype == "float16":
             converted(scales * np.maximum(zeros, 15 - zeros), self.dtype, name)
         on_host = [
@@ -339,61 +337,3 @@ class Placement:
 
     def _upload(self, array: NDArray[Any], tag: str) -> kernels.Tensor:
         return kernels.upload(kernels.Tensor.from_numpy(array), tag, self.stream)
-
-
-def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[Any]:
-    """Numbers in one of BYTES, rounded to nearest, a bfloat16 as its bits (uint16), those of a
-    16-bit array as they are; ConfigurationError if float16 cannot hold one of them."""
-    if array.dtype in (np.float16, np.uint16):
-        return np.ascontiguousarray(array)
-    array = np.ascontiguousarray(array, np.float32)
-    if dtype == "float32":
-        return array
-    halves, convert = _ROUNDED[dtype]
-    out = np.empty(array.shape, halves)
-    flat, rounded = array.reshape(-1), out.reshape(-1)
-    if flat.size <= _PIECE:
-        beyond = convert(flat, rounded)
-    else:
-        # numpy converts without the interpreter's lock: gigabytes of a large model take every core.
-        pieces = [slice(begin, begin + _PIECE) for begin in range(0, flat.size, _PIECE)]
-        with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1)) as threads:
-            beyond = max(threads.map(lambda at: convert(flat[at], rounded[at]), pieces))
-    if beyond:
-        raise ConfigurationError(
-            f"dtype: got float16 for {name}, whose largest value is {beyond:.4g}, wanted at most "
-            "65504; use bfloat16 or float32"
-        )
-    return out
-
-
-def widened(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """What `converted` gave, in fp32; other arrays as they are."""
-    if dtype == "float16":
-        return array.astype(np.float32)
-    if dtype == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array
-
-
-def _to_float16(array: NDArray[np.float32], out: NDArray[Any]) -> float:
-    """The largest value that became infinite, or 0."""
-    with np.errstate(over="ignore"):
-        out[:] = array
-    beyond = np.isinf(out) & np.isfinite(array)
-    return float(np.abs(array[beyond]).max(initial=0))
-
-
-def _to_bfloat16(array: NDArray[np.float32], out: NDArray[Any]) -> float:
-    """Round to nearest even, as the bits of a bfloat16; NaN stays NaN. 0: nothing is too large."""
-    bits = array.view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    rounded[np.isnan(array)] = 0x7FC0
-    out[:] = rounded
-    return 0.0
-
-
-_ROUNDED: dict[str, tuple[Any, Callable[[NDArray[np.float32], NDArray[Any]], float]]] = {
-    "float16": (np.float16, _to_float16),
-    "bfloat16": (np.uint16, _to_bfloat16),
-}

@@ -31,7 +31,7 @@ MOST_WINDOWS = 1000  # of one request, beyond the first of each text
 
 
 def names(text: str) -> frozenset[str]:
-    """Those of a setting that lists them with commas between them."""
+    """The names in a setting that lists them with commas between them."""
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 

@@ -52,7 +52,7 @@ def _german(number: int) -> str:
 
 
 def translated(source: str, language: str) -> str:
-    """Of a number (`347`) or a date (`2031-05-09`)."""
+    """The translation of a number (`347`) or a date (`2031-05-09`)."""
     if "-" not in source:
         return (english if language == "eng" else german)(int(source))
     year, month, day = source.split("-")

@@ -1,56 +1,19 @@
-"""Generated text: requests and their responses. Nothing here waits."""
+"""The methods of both clients for generated texts. Nothing here waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import replies
-from .answers import Alignment, Generated, Logprob, Segment, Usage, Word
 from .calls import Infer, Plan
 from .errors import InvalidArgument, ServerError
+from .pieces import TEXT, Asked, pieces
 from .plans import Arrays, Settings, answers_of, model_for
 from .prompts import Ids, Messages, Prompts, json_text, messages_input, prompt_inputs
 
-_TEXT = "text_output"
-_DETAILS = (
-    "finish_reason",
-    "cumulative_logprob",
-    "logprobs",
-    "num_input_tokens",
-    "num_cached_tokens",
-    "num_output_tokens",
-)
-_SCORES = "sequences_scores"  # with the last response of beams alone
-_AT_TIMES = (_SCORES, "segments")
 _N_OF_TRANSFORMERS = "num_return_sequences"
-_OF_A_WINDOW = ("seek", "avg_logprob", "temperature", "no_speech_prob")
-
-
-class Asked(NamedTuple):
-    """How prompts are answered, and by which model; `parameters` are those of generation."""
-
-    details: bool
-    stream: bool
-    model: str | None
-    version: str
-    timeout_s: float | None
-    parameters: dict[str, Any]
-    sound: bool = False  # in place of prompts
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Those wanted beside the text."""
-        if not self.details:
-            return ()
-        if self.sound:
-            return (*_DETAILS, _SCORES, "segments", "language")
-        scored = self.parameters.get("prompt_logprobs") is not None
-        aligned = self.parameters.get("alignment")
-        more = ("prompt_logprobs",) * scored + ("alignment",) * bool(aligned)
-        return (*_DETAILS, _SCORES, *more)
 
 
 class Streaming(NamedTuple):
@@ -195,7 +158,7 @@ def generated(
     for responses in answers:
         if len(responses) != 1:
             got = f"{len(responses)} responses"
-            raise ServerError(f"{_TEXT}: got {got}, wanted one; is it a model that generates?")
+            raise ServerError(f"{TEXT}: got {got}, wanted one; is it a model that generates?")
         made = [each if asked.details else each.text for each in pieces(responses[0], asked)]
         found.append(made if "n" in asked.parameters else made[0])
     return found if several else found[0]
@@ -216,56 +179,11 @@ def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[l
         flags.pop("return_segments", None)  # which would look for timestamps
     common = {flag: np.array([value]) for flag, value in flags.items()}
     common["sampling_parameters"] = np.array([encoded], np.object_)
-    outputs = (_TEXT, *(name for name in asked.outputs if f"return_{name}" in flags))
+    outputs = (TEXT, *(name for name in asked.outputs if f"return_{name}" in flags))
     return [
         Infer(name, {**each, **common}, outputs, {}, asked.version, "", asked.timeout_s, True)
         for each in inputs
     ]
-
-
-def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
-    """What one response says of each of its texts. Without details there is the text alone."""
-    found = outputs.get(_TEXT)
-    wanted = asked.parameters.get("n", 1)
-    if found is None or found.size != wanted:
-        got = "nothing" if found is None else "1 text" if found.size == 1 else f"{found.size} texts"
-        raise ServerError(f"{_TEXT}: got {got}, wanted {wanted}; is it a model that generates?")
-    if not asked.details:
-        for index, text in enumerate(found.reshape(-1)):
-            yield Generated(text.decode(), None, Usage(0, 0), 0.0, index=index)
-        return
-    wanted = [name for name in asked.outputs if name not in _AT_TIMES or name in outputs]
-    if missing := [name for name in wanted if name not in outputs]:
-        raise ServerError(
-            f"details: got none of {', '.join(missing)}, wanted all; is it an older server, or "
-            "another backend's model?"
-        )
-    flat = {name: outputs[name].reshape(-1) for name in (_TEXT, *wanted)}
-    prompt, cached = int(flat["num_input_tokens"][0]), int(flat["num_cached_tokens"][0])
-    scored = flat["prompt_logprobs"][0] if "prompt_logprobs" in flat else b"null"
-    prompt_logprobs = replies.parsed(scored, "prompt_logprobs", _logprobs)
-    for index, text in enumerate(flat[_TEXT]):
-        reason = flat["finish_reason"][index].decode()
-        tokens = int(flat["num_output_tokens"][index])
-        if asked.stream and not tokens and reason == "None" and not text:
-            continue  # the others went on without it
-        yield Generated(
-            text.decode(),
-            None if reason == "None" else reason,
-            Usage(prompt, tokens, cached),
-            float(flat["cumulative_logprob"][index]),
-            replies.parsed(flat["logprobs"][index], "logprobs", _logprobs),
-            index,
-            prompt_logprobs,
-            float(flat[_SCORES][index]) if _SCORES in flat else None,
-            replies.parsed(flat["alignment"][index], "alignment", _alignment)
-            if "alignment" in flat
-            else None,
-            replies.parsed(flat["segments"][index], "segments", _segments)
-            if "segments" in flat
-            else None,
-            (flat["language"][0].decode() or None) if "language" in flat else None,
-        )
 
 
 def _check_stream(several: bool, asked: Asked) -> None:
@@ -276,43 +194,3 @@ def _check_stream(several: bool, asked: Asked) -> None:
             f"n: got {asked.parameters['n']!r} together with stream, wanted details=True, which "
             "says to which text a piece belongs; add it"
         )
-
-
-def _logprobs(tokens: list[dict[str, dict[str, Any]] | None] | None) -> Any:
-    """By token id; None where there are none, and for a prompt's first token."""
-    return None if tokens is None else [None if each is None else _by_id(each) for each in tokens]
-
-
-def _alignment(record: dict[str, Any] | None) -> Alignment | None:
-    if record is None:
-        return None
-    weights = np.array(record["weights"], np.float32)
-    return Alignment(record["source_ids"], record["token_ids"], weights)
-
-
-def _segments(records: list[dict[str, Any]] | None) -> list[Segment] | None:
-    if records is None:
-        return None
-    return [
-        Segment(
-            one["start"],
-            one["end"],
-            one["text"],
-            _words(one.get("words")),
-            **{name: one.get(name) for name in _OF_A_WINDOW},
-        )
-        for one in records
-    ]
-
-
-def _words(records: list[dict[str, Any]] | None) -> list[Word] | None:
-    if records is None:
-        return None
-    return [Word(one["word"], one["start"], one["end"]) for one in records]
-
-
-def _by_id(entry: dict[str, dict[str, Any]]) -> dict[int, Logprob]:
-    return {
-        int(token): Logprob(one["logprob"], one["rank"], one["decoded_token"])
-        for token, one in entry.items()
-    }

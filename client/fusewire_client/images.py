@@ -13,7 +13,7 @@ from .tensors import Inputs, text_tensor
 Image = bytes | str | Path
 PixelValues = np.ndarray | Sequence[np.ndarray]
 
-# Of the files of one request, which servers limit.
+# Bytes of the files of one request, which servers limit.
 _REQUEST_BYTES = 32 << 20
 
 

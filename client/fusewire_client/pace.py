@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Turn(NamedTuple):
-    """Of one request: its number, and how many had their answers when it began."""
+    """One request: its number, and how many had been answered when it began."""
 
     number: int
     answered: int
 
 
 class Pace:
-    """Of the requests of one call. One thread at a time, or under a lock."""
+    """The pace of the requests of one call. One thread at a time, or under a lock."""
 
     def __init__(self, most: int) -> None:
         self.under_way = 0

@@ -134,8 +134,8 @@ def _find(settings: Settings, task: str, timeout_s: float | None, given: str) ->
 
 
 def _doing(loaded: Sequence[ModelInfo], task: str) -> list[ModelInfo]:
-    """Those that do the task. Who chats is rarely an encoder-decoder model: one of these where
-    there is no other."""
+    """The models that do the task. For chat an encoder-decoder model is taken only where there is
+    no other."""
     found = [model for model in loaded if model.does(task)]
     others = [model for model in found if not model.does("translate")]
     return others if task == "chat" and others else found

@@ -11,7 +11,8 @@ from math import inf
 
 from .errors import DeadlineExceeded, Expired, Overloaded, Unavailable
 
-# Of the time that the server wants, which is added at random: its own is the same for many.
+# The share of the wait that the server asks for which is added at random, as it asks many
+# clients for the same.
 _JITTER = 0.25
 
 

@@ -51,10 +51,6 @@ def _host(address: str) -> str:
     return address.rstrip("/")
 
 
-def _metadata(headers: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name.lower(), value) for name, value in headers.items())
-
-
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """The lines of a text that comes in pieces, each as soon as it is whole."""
     rest = b""
@@ -71,19 +67,32 @@ def _late(timeout_s: float) -> DeadlineExceeded:
     )
 
 
-class GrpcTransport:
-    """Blocking gRPC."""
+class _Grpc:
+    """What both gRPC transports have: a channel with its stub, and the errors of calls."""
+
+    _channels: Any  # the module that makes channels
 
     def __init__(self, address: str, tls: bool, headers: dict[str, str], connections: int) -> None:
         target, options = _host(address), grpc_wire.CHANNEL_OPTIONS
         self._channel = (
-            grpc.secure_channel(target, grpc.ssl_channel_credentials(), options)
+            self._channels.secure_channel(target, grpc.ssl_channel_credentials(), options)
             if tls
-            else grpc.insecure_channel(target, options)
+            else self._channels.insecure_channel(target, options)
         )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._metadata = _metadata(headers)
+        self._metadata = tuple((name.lower(), value) for name, value in headers.items())
         self._target = "" if tls else target
+
+    def _fault(self, error: Any) -> ClientError:
+        """The error of a call. `_target` is empty where it cannot be looked at without keys."""
+        found = from_grpc(error.code().name, error.details() or str(error))
+        return grpc_fault(found, self._target) if self._target else found
+
+
+class GrpcTransport(_Grpc):
+    """Blocking gRPC."""
+
+    _channels = grpc
 
     def send(self, call: Call, timeout_s: float) -> Any:
         method, request = grpc_wire.encode(call)
@@ -113,25 +122,11 @@ class GrpcTransport:
     def close(self) -> None:
         self._channel.close()
 
-    def _fault(self, error: Any) -> ClientError:
-        """The error of a call. `_target` is empty where it cannot be looked at without keys."""
-        found = from_grpc(error.code().name, error.details() or str(error))
-        return grpc_fault(found, self._target) if self._target else found
 
-
-class AsyncGrpcTransport:
+class AsyncGrpcTransport(_Grpc):
     """gRPC on asyncio. Cancelling the task cancels the request on the server."""
 
-    def __init__(self, address: str, tls: bool, headers: dict[str, str], connections: int) -> None:
-        target, options = _host(address), grpc_wire.CHANNEL_OPTIONS
-        self._channel = (
-            grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options)
-            if tls
-            else grpc.aio.insecure_channel(target, options)
-        )
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._metadata = _metadata(headers)
-        self._target = "" if tls else target
+    _channels = grpc.aio
 
     async def send(self, call: Call, timeout_s: float) -> Any:
         method, request = grpc_wire.encode(call)
@@ -160,11 +155,6 @@ class AsyncGrpcTransport:
 
     async def close(self) -> None:
         await self._channel.close()
-
-    def _fault(self, error: Any) -> ClientError:
-        """The error of a call. `_target` is empty where it cannot be looked at without keys."""
-        found = from_grpc(error.code().name, error.details() or str(error))
-        return grpc_fault(found, self._target) if self._target else found
 
 
 class HttpTransport:

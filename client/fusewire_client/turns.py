@@ -11,10 +11,10 @@ from .pace import Pace, Turn
 
 
 class ThreadTurns:
-    """For threads."""
+    """Turns of threads."""
 
     def __init__(self, most: int) -> None:
-        """At most so many requests are under way at a time."""
+        """`most`: requests under way at a time."""
         self._pace = Pace(most)
         self._changed = threading.Condition()
         self._closed = False
@@ -34,7 +34,7 @@ class ThreadTurns:
             self._changed.notify_all()
 
     def refused(self, turn: Turn, timeout_s: float) -> bool:
-        """Waits until another was answered, or for so long; False where none was."""
+        """Waits until another was answered, at most `timeout_s`; False where none was."""
         with self._changed:
             self._pace.refuse(turn)
             self._changed.notify_all()
@@ -42,14 +42,14 @@ class ThreadTurns:
             return self._pace.may_return(turn)
 
     def close(self) -> None:
-        """None begins any more."""
+        """No request begins any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class TaskTurns:
-    """For tasks of one event loop."""
+    """Turns of the tasks of one event loop."""
 
     def __init__(self, most: int) -> None:
         """As ThreadTurns."""

@@ -44,10 +44,14 @@ inline int attribute_of_device(cudaDeviceAttr attribute) {
   return value;
 }
 
-// Of the current device, which is the same kind as any other of the process.
+// Of the current device: all GPUs of a process are taken to be of one kind.
 inline int multiprocessors() {
   static const int count = attribute_of_device(cudaDevAttrMultiProcessorCount);
   return count;
+}
+inline bool hopper() {
+  static const bool is = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
+  return is;
 }
 
 __device__ __forceinline__ void wait_for_inputs() {
@@ -62,8 +66,8 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Into the second level of caches, which all multiprocessors share: of what is read once registers
-// are free, or inputs are there. May come before wait_for_inputs() whoever writes the memory.
+// Fetches into L2, which all multiprocessors share, what is read once registers are free or inputs
+// are there. May come before wait_for_inputs() whoever writes the memory.
 __device__ __forceinline__ void prefetch(const void* memory) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(memory));
 }

@@ -21,7 +21,7 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t arrival
                : "memory");
 }
 
-// After the inits, by the thread that made them, before the __syncthreads() (or cluster_sync())
+// After the inits, by the thread that made them, before the __syncthreads() (or cluster_wait())
 // that shows them to others: makes them visible to TMA and to the cluster too.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -95,15 +95,9 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// A barrier of all threads of the cluster that also shows what they wrote to shared memory.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;" ::
-          : "memory");
-}
-// The same in two steps and of execution alone: cheaper, enough to know that blocks have started
-// (and ran their barrier_init_fence()) or have finished reading.
+// A barrier of all threads of the cluster in two steps, of execution alone: cheaper than one that
+// shows what was written, and enough to know that blocks have started (and ran their
+// barrier_init_fence()) or have finished reading.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }

@@ -165,7 +165,7 @@ void BeamPages::drop(int32_t node, std::vector<int32_t>& released) {
   }
 }
 
-// Of an end that is written: returns its page, which nobody has now.
+// Drops an end that is written, and returns its page, which nobody has now.
 int32_t BeamPages::drop_end(int32_t end, std::vector<int32_t>& released) {
   const auto first = static_cast<std::ptrdiff_t>(spare_.size());
   drop(end, released);

@@ -29,7 +29,7 @@ class BeamPages {
   int64_t running() const { return static_cast<int64_t>(ends_.size()); }
   int64_t length() const { return length_; }
   int64_t page_size() const { return page_size_; }
-  // Of every table.
+  // Pages of every table.
   int64_t width() const { return (length_ + page_size_ - 1) / page_size_; }
 
   // Pages to give before the next fork.
@@ -66,7 +66,7 @@ class BeamPages {
   std::vector<int32_t> unused_;  // nodes
   std::vector<int32_t> ends_;    // the last node of each running beam
   std::vector<int32_t> spare_;   // pages of its own that nobody uses
-  // Of a fork that is being made: the next ends, pages of beams without children, who has some.
+  // For the fork that is being made: the next ends, pages of beams without children, who has some.
   std::vector<int32_t> next_, dead_;
   std::vector<char> has_child_;
 };

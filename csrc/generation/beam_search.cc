@@ -92,7 +92,7 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
            group.running.size() - 1, "; give the candidates of this request's running beams");
     }
     if ((last && settings_.groups == 1) || ends(candidate.token)) {
-      // Those behind the first only stand by, in case that too few of them run on.
+      // Those beyond the first `beams` are there only to run on where too few of these do.
       if (i >= beams) continue;
       const int32_t node = add_node(group, candidate);
       group.finished.push_back({node, branch_of(group, candidate, node), candidate.score,
@@ -111,7 +111,7 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
     for (const RunningBeam& beam : group.running) group.chosen.push_back(beam.token);
   }
   if (group.running.empty()) return;
-  // Of groups transformers compares the best candidate, be it finished or not, and finishes what
+  // In groups transformers compares the best candidate, finished or not, and finishes what
   // runs at the last step only where that could improve.
   const bool improves =
       can_improve(group, grouped ? candidates.front().score : group.running.front().score);

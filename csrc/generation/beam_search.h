@@ -76,7 +76,7 @@ class BeamSearch {
   // ascending order.
   void advance(const std::vector<BeamCandidate>& candidates, int64_t group = 0);
 
-  // Of a group: best first, at most `beams` / `groups`; none once it is done.
+  // The beams of a group, best first, at most `beams` / `groups`; none once it is done.
   const std::vector<RunningBeam>& running(int64_t group = 0) const { return at(group).running; }
   // The tokens that groups before this one have taken in the step that it has yet to take.
   std::vector<int32_t> chosen_before(int64_t group) const;

@@ -13,9 +13,9 @@ class GramKeys {
   explicit GramKeys(int64_t length);
 
   int64_t length() const { return length_; }
-  // Of the tokens before `end`, of which there must be as many.
+  // The key of the `length` tokens before `end`.
   uint64_t of(const int32_t* end) const;
-  // Of those before end + 1, `key` being that of those before `end`.
+  // The key of those before end + 1, from `key`, that of those before `end`.
   uint64_t next(uint64_t key, const int32_t* end) const;
 
  private:

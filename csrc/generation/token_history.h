@@ -58,7 +58,7 @@ class TokenHistories {
   // Subtracts `penalty` in the coming step for each of `tokens`, once for each time it is there.
   void penalize_once(std::vector<int32_t> tokens, float penalty);
 
-  // Of the next token of each row; rows are counted from `first`.
+  // What is said of the next token of each row; rows are counted from `first`.
   void biases(int32_t first, TokenBiases& out) const;
   void seen(SeenTokens& out) const;
 

@@ -36,7 +36,7 @@ class Attention : public Sublayer {
     return options_.position_bias ? &*options_.position_bias : nullptr;
   }
   void attend(const Tensor& context, const Tensor& qkv, const Pass& pass) const;
-  // Of the outputs alone. Error where what a token sees depends on its position.
+  // Attends for the outputs alone. Error where what a token sees depends on its position.
   void attend_outputs(const Tensor& context, const Tensor& qkv, const Pass& pass) const;
   void attend_cached(const Tensor& context, const Tensor& qkv, Pass& pass) const;
 

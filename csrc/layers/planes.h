@@ -10,7 +10,7 @@ struct KeyValuePlanes {
   Tensor keys, values;
 };
 
-// Those of attention `index`: planes 2 index and 2 index + 1 of [planes, pages, elements of a
+// The planes of attention `index`: planes 2 index and 2 index + 1 of [planes, pages, elements of a
 // page]. `page` is [kv_heads, page_size, head_dim]. Error when the cache has no such planes, or
 // pages of another size.
 KeyValuePlanes planes_of(const char* attention, const Tensor& planes, int64_t index,

@@ -28,13 +28,12 @@ class Linear {
          std::optional<Format> format = std::nullopt, const Tensor* scales = nullptr,
          float input_scale = 0);
 
-  // Of 4-bit numbers: codes uint8[out_features, in_features / 2], the first of two in the low bits,
-  // stand for scales * (code - zeros), float32 and uint8 [out_features, groups] of neighbouring
-  // inputs; zeros null: 8. Groups are a power of two of inputs, at least 32, or all of them.
-  // `order` int32[in_features], of the host: which input of what it is multiplied by belongs to
-  // each of these inputs; null: they are in order.
-  // `format`: int4, or w4a8, of which what it is multiplied by is rounded to int8, each row by its
-  // own largest magnitude.
+  // A weight of 4-bit numbers: codes uint8[out_features, in_features / 2], the first of two in the
+  // low bits, stand for scales * (code - zeros), float32 and uint8 [out_features, groups] of
+  // neighbouring inputs; zeros null: 8. Groups are a power of two of inputs, at least 32, or all of
+  // them. `order` int32[in_features], of the host: which input of what it is multiplied by belongs
+  // to each of these inputs; null: they are in order. `format`: int4, or w4a8, of which what it is
+  // multiplied by is rounded to int8, each row by its own largest magnitude.
   static Linear of_int4(const Tensor& codes, const Tensor& scales, const Tensor* zeros,
                         const Tensor* bias, const Stream& stream, Format format = Format::kInt4,
                         const Tensor* order = nullptr);

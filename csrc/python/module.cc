@@ -44,6 +44,7 @@ PYBIND11_MODULE(_C, m) {
   fusewire::register_layers(m);
   fusewire::register_training(m);
   fusewire::register_beams(m);
+  fusewire::register_beam_pages(m);
   fusewire::register_token_history(m);
   fusewire::register_runtime(m);
 }

@@ -12,6 +12,7 @@ void register_ops(pybind11::module_& m);
 void register_layers(pybind11::module_& m);
 void register_training(pybind11::module_& m);
 void register_beams(pybind11::module_& m);
+void register_beam_pages(pybind11::module_& m);
 void register_token_history(pybind11::module_& m);
 void register_runtime(pybind11::module_& m);
 

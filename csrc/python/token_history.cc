@@ -1,8 +1,6 @@
 // What texts so far say of their next tokens, many requests a call.
 #include "generation/token_history.h"
 
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 
 #include "core/error.h"
 #include "python/register.h"
+#include "python/request_arrays.h"
 
 namespace fusewire {
 namespace {
@@ -20,13 +19,8 @@ namespace {
 namespace py = pybind11;
 using namespace py::literals;
 template <class T>
-using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+using ConvertedArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
 using Tokens = std::vector<int32_t>;
-
-template <class T>
-py::array_t<T> array_of(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
 
 TokenHistories begin(const Tokens& prompt_ids, const Tokens& source_ids,
                      const std::map<int32_t, float>& biases, Tokens stop_token_ids,
@@ -62,8 +56,8 @@ TokenHistories begin(const Tokens& prompt_ids, const Tokens& source_ids,
   return TokenHistories(rules);
 }
 
-void advance(TokenHistories& histories, const Array<int32_t>& parents,
-             const Array<int64_t>& tokens) {
+void advance(TokenHistories& histories, const ConvertedArray<int32_t>& parents,
+             const ConvertedArray<int64_t>& tokens) {
   if (parents.ndim() != 1 || tokens.ndim() != 1 || parents.size() != tokens.size()) {
     fail("TokenHistories: advance: got ", parents.size(), " parents and ", tokens.size(),
          " tokens, wanted a vector of each, as long as the other");

@@ -116,8 +116,8 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
 @pytest.mark.parametrize(
     ("audio", "options", "message"),
     [
-        ([b"no"], {}, r"audio\[0\]: audio: got 2 bytes that are none"),
-        ([b"no", np.zeros(9)], {}, r"audio\[0\]: audio: got 2 bytes that are none"),
+        ([b"no"], {}, r"audio\[0\]: audio: got 2 bytes of another format"),
+        ([b"no", np.zeros(9)], {}, r"audio\[0\]: audio: got 2 bytes of another format"),
         ([b"no", "missing.wav"], {}, r"audio\[1\]: audio: got No such file"),
         (["missing.wav"], {}, r"audio\[0\]: audio: got No such file or directory: missing.wav"),
         ([5], {}, r"audio\[0\]: audio: got int, wanted a file of sound"),

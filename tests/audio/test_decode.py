@@ -119,8 +119,8 @@ def flac_that_says(frames: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "0 bytes that are none, wanted a WAV, FLAC, MP3 or Ogg file; convert it: ffmpeg"),
-        (b"MThd no sound", "13 bytes that are none"),
+        (b"", "0 bytes of another format, wanted a WAV, FLAC, MP3 or Ogg file; convert it: ffmpeg"),
+        (b"MThd no sound", "13 bytes of another format"),
         (b"RIFF\xff\xff\xff\xffWAVE", "12 bytes that are damaged"),
         (b"ID3\x03 no sound", "bytes that are damaged"),
         (b"fLaC" + bytes(64), "68 bytes that are damaged"),

@@ -62,7 +62,7 @@ def test_features_are_those_that_a_thread_reads(sounds, seconds):
 
 
 def test_what_is_wrong_has_the_error_of_its_own(sounds):
-    for data, words in ((b"MThd", "4 bytes that are none"), (b"fLaC" + bytes(9), "damaged")):
+    for data, words in ((b"MThd", "4 bytes of another format"), (b"fLaC" + bytes(9), "damaged")):
         with pytest.raises(InvalidInput, match=f"file: got .*{words}"):
             sounds.file(data, "file")
     with pytest.raises(InvalidInput, match="samples: got dtype float64"):

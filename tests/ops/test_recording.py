@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from fusewire import kernels as k
-from fusewire.placement import Placement, converted
+from fusewire.float_types import converted
+from fusewire.placement import Placement
 
 from tests import tolerance
 from tests.ops.attention import (

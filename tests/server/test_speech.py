@@ -296,8 +296,8 @@ def test_subtitles_come_as_text(door) -> None:
 @pytest.mark.parametrize(
     ("file", "options", "status", "message"),
     [
-        (b"MThd.", {}, 400, "file: got 5 bytes that are none"),
-        (b"", {}, 400, "file: got 0 bytes that are none"),
+        (b"MThd.", {}, 400, "file: got 5 bytes of another format"),
+        (b"", {}, 400, "file: got 0 bytes of another format"),
         (spoken(np.zeros(9, np.float32)), {"model": "other"}, 404, "model: got 'other'"),
         (spoken(np.zeros(9, np.float32)), {"language": "tlh"}, 400, "language: got 'tlh'"),
         (
@@ -351,7 +351,7 @@ def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> 
 @pytest.mark.parametrize(
     ("audio", "options", "message"),
     [
-        (b"MThd no sound", {}, "audio: got .* that are none.*ffmpeg"),
+        (b"MThd no sound", {}, "audio: got .* of another format.*ffmpeg"),
         (b"", {}, "audio: got 0 bytes"),
         (spoken(np.zeros(9, np.float32), rate=999), {}, "audio: got sound at 999 Hz"),
         (

@@ -275,7 +275,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(
         target.mkdir()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(repository, "_copy", full)
+    monkeypatch.setattr(repository, "copy_files", full)
     with pytest.raises(ConfigurationError, match=r"got 'No space left on device'.*make room"):
         repository.import_folder(checkpoint, tmp_path, name="m")
     assert list(tmp_path.iterdir()) == []
@@ -285,7 +285,7 @@ def test_a_failed_import_leaves_the_entry_that_was_there(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = repository.import_folder(checkpoint, tmp_path, name="m")
-    monkeypatch.setattr(repository, "_copy", lambda *given: (entry / "no" / "such").touch())
+    monkeypatch.setattr(repository, "copy_files", lambda *given: (entry / "no" / "such").touch())
     with pytest.raises(ConfigurationError, match="No such file"):
         repository.import_folder(checkpoint, tmp_path, name="m", replace=True)
     assert repository.check(tmp_path) == (["m"], [])

@@ -67,7 +67,7 @@ def test_segments_ask_for_timestamps():
             {},
             "text_input: got an unknown tensor, wanted one of audio, samples",
         ),
-        ({"audio": "no file"}, {}, "audio: got 7 bytes that are none"),
+        ({"audio": "no file"}, {}, "audio: got 7 bytes of another format"),
         ({"audio": np.array([WAVE, WAVE], object)}, {}, r"audio: got shape \[2\], wanted shape"),
         ({"audio": np.array([5], object)}, {}, "audio: got int, wanted bytes of a file of sound"),
         ({"samples": np.zeros((2, 9), np.float32)}, {}, r"samples: got shape \[2, 9\]"),

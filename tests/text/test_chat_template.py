@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 from fusewire.errors import CheckpointError, InvalidInput
-from fusewire.text.chat_template import (
-    MOST_CHARACTERS,
-    MOST_MESSAGES,
-    MOST_TEMPLATE_BYTES,
-    ChatTemplate,
-)
+from fusewire.text.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate
+from fusewire.text.conversation import MOST_CHARACTERS, MOST_MESSAGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend

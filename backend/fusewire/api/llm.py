@@ -6,27 +6,25 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
 from fusewire.api.arguments import listed
+from fusewire.api.generating_model import GeneratingModel
 from fusewire.api.offline import Prompt, answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
-from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
-from fusewire.opening import folder_for
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.text_processor import TextProcessor
 
 Message = Mapping[str, Any]
 
 
-class LLM:
+class LLM(GeneratingModel):
     """Generates with a model folder or a Hugging Face id, many prompts at a time.
 
     All prompts of a call run in one engine with continuous batching: a list of them is the fastest
@@ -85,25 +83,22 @@ class LLM:
             ConfigurationError: There is no such device, dtype or format here, or a value is out of
                 range.
         """
-        settings = {
-            "dtype": dtype,
-            "quantize": quantize,
-            "quantize_skip": quantize_skip,
-            "max_length": max_length,
-            "max_sequences": max_sequences,
-            "max_batch_tokens": max_batch_tokens,
-            "max_waiting": max_waiting,
-            "kv_cache_mib": kv_cache_mib,
-            "kv_cache_dtype": kv_cache_dtype,
-            "prefix_caching": prefix_caching,
-            "graphs": graphs,
-            "threads": threads,
-        }
-        self._folder = folder_for(type(self), model, revision)
-        self.engine = GenerationEngine(
-            self._folder,
-            GenerationSettings(**{name: v for name, v in settings.items() if v is not None}),
-            device=device,
+        self._open(
+            model,
+            revision,
+            device,
+            dtype=dtype,
+            quantize=quantize,
+            quantize_skip=quantize_skip,
+            max_length=max_length,
+            max_sequences=max_sequences,
+            max_batch_tokens=max_batch_tokens,
+            max_waiting=max_waiting,
+            kv_cache_mib=kv_cache_mib,
+            kv_cache_dtype=kv_cache_dtype,
+            prefix_caching=prefix_caching,
+            graphs=graphs,
+            threads=threads,
         )
 
     def generate(
@@ -186,16 +181,6 @@ class LLM:
                 raise error.at(f"{MESSAGES}[{index}]") from None
         asked = _parameters(sampling_params, parameters, len(prompts))
         return answers(self.engine, prompts, asked, shown=use_tqdm, field=MESSAGES)
-
-    def close(self) -> None:
-        """Ends what runs and frees the KV cache."""
-        self.engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @cached_property
     def _chat(self) -> Chat:

@@ -108,7 +108,7 @@ def _checked(
 
 
 def _ids(prompt: CheckedPrompt | Unread, ticket: Ticket) -> Sequence[int]:
-    """Of sound the rows that the encoder makes of it."""
+    """A prompt's token ids; for sound, the indices of the rows that the encoder makes of it."""
     if isinstance(prompt, CheckedPrompt):
         return prompt.token_ids
     return range(ticket.num_input_tokens)
@@ -129,7 +129,7 @@ class _Giving:
         self._engine = engine
         self._work = work
         self._finished = finished
-        # Of sound no more waits than runs: there is always one to begin.
+        # No more sounds wait than run, which is enough for one to begin at any time.
         self._most = 2 * engine.settings.max_sequences if engine.sound is not None else len(work)
         self._read: Sound | None = None  # the next one, once it was read
 
@@ -173,7 +173,7 @@ class _Giving:
 
 
 def _ended(finished: Finished, wait_s: float) -> list[Pending]:
-    """Waits for one that has ended, so long at most, and takes all there are."""
+    """Waits at most `wait_s` for one that has ended, and takes all there are."""
     try:
         first = finished.get(timeout=wait_s) if wait_s else finished.get_nowait()
     except queue.Empty:

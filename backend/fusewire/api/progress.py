@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -51,15 +50,10 @@ class ProgressBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if not self._drawn:
             return
-        if error is None:
+        if kind is None:  # no exception
             self._progress.update(self._task, completed=self._progress.tasks[0].total)
         self._progress.refresh()
         self._progress.stop()

@@ -14,12 +14,12 @@ Matrix = NDArray[np.float64]
 
 
 def similarity(name: str, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
-    """Of each row of `a` [n, dim] with each of `b` [m, dim]: float32 [n, m]."""
+    """The similarity of each row of `a` [n, dim] with each of `b` [m, dim]: float32 [n, m]."""
     return ALL_PAIRS[name](*_matrices(a, b)).astype(np.float32)
 
 
 def similarity_pairwise(name: str, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
-    """Of each row of `a` [n, dim] with the same row of `b` [n, dim]: float32 [n]."""
+    """The similarity of each row of `a` [n, dim] with the same row of `b` [n, dim]: float32 [n]."""
     one, other = _matrices(a, b)
     if len(one) != len(other):
         got = f"{len(one)} and {len(other)} embeddings"

@@ -6,21 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.api.arguments import listed
+from fusewire.api.generating_model import GeneratingModel
 from fusewire.api.offline import answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.audio import SoundReader
-from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.prompt import Sound
 from fusewire.generation.speech_words import Word, timed_words
-from fusewire.opening import folder_for
 
 Audio = bytes | str | Path | BinaryIO | NDArray[np.float32]
 _FIELD = "audio"
@@ -58,7 +56,7 @@ class Transcript:
     output: RequestOutput
 
 
-class Transcriber:
+class Transcriber(GeneratingModel):
     """Writes what is said, with a folder of Whisper or a Hugging Face id, many sounds at a time.
 
     All sounds of a call run in one engine with continuous batching. A context manager: on exit the
@@ -100,19 +98,19 @@ class Transcriber:
             ConfigurationError: There is no such device, dtype or format here, or a value is out of
                 range.
         """
-        given = {
-            "dtype": dtype,
-            "quantize": quantize,
-            "quantize_skip": quantize_skip,
-            "max_sequences": max_sequences,
-            "kv_cache_mib": kv_cache_mib,
-            "kv_cache_dtype": kv_cache_dtype,
-            "max_audio_seconds": max_audio_seconds,
-            "threads": threads,
-        }
-        settings = GenerationSettings(**{name: v for name, v in given.items() if v is not None})
-        folder = folder_for(type(self), model, revision)
-        self.engine = GenerationEngine(folder, settings, device)
+        self._open(
+            model,
+            revision,
+            device,
+            dtype=dtype,
+            quantize=quantize,
+            quantize_skip=quantize_skip,
+            max_sequences=max_sequences,
+            kv_cache_mib=kv_cache_mib,
+            kv_cache_dtype=kv_cache_dtype,
+            max_audio_seconds=max_audio_seconds,
+            threads=threads,
+        )
         assert self.engine.sound is not None  # of a model of speech
         self._reader = SoundReader(self.engine.sound, self.engine.limits.max_audio_seconds)
 
@@ -163,16 +161,6 @@ class Transcriber:
         outputs = answers(self.engine, sounds, requested, shown=use_tqdm, field=_FIELD)
         return [self._transcript(output, timed=timed) for output in outputs]
 
-    def close(self) -> None:
-        """Ends what runs and frees the KV cache."""
-        self.engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _sound(self, audio: Any) -> Sound:
         if isinstance(audio, np.ndarray):
             heard = self._reader.samples(audio, _FIELD)
@@ -214,7 +202,7 @@ def _checked(audio: Any) -> Any:
 
 
 def _contents(file: Any, most_bytes: int = -1) -> bytes:
-    """Of an open file, or of a Path; -1: all. InvalidInput."""
+    """The bytes of an open file or of a Path, at most `most_bytes` (-1: all). InvalidInput."""
     try:
         if isinstance(file, Path):
             with file.open("rb") as opened:

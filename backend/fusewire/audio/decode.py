@@ -50,7 +50,7 @@ def decode_sound(
     if resampler is not None:
         parts.append(resampler.end())
     samples = np.concatenate(parts)[:most_samples]
-    # Of a few at a high rate none may be left.
+    # A few samples at a high rate may leave none.
     check_length(samples.size, sampling_rate, most_seconds, field)
     return checked_finite(samples, field)
 

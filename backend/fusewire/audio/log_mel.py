@@ -36,7 +36,7 @@ class LogMel:
         return self.most_samples // self.hop_length
 
     def heard(self, samples: int) -> int:
-        """Frames of the features of so many samples that begin in them, as the attention mask of
+        """Frames of the features that begin within these many samples, as the attention mask of
         transformers' extractor has it."""
         whole = samples > self.most_samples
         return samples // self.hop_length if whole else -(-samples // self.hop_length)
@@ -52,7 +52,7 @@ class LogMel:
             samples, frames = padded, self.frames
         else:
             heard = frames = samples.size // self.hop_length
-        # Of silence behind what is heard.
+        # The value of silence, which follows what is heard.
         log = np.full((frames, self.bins), np.log10(_LEAST_POWER))
         for begin in range(0, heard, self.frames):
             part = log[begin : min(begin + self.frames, heard)]

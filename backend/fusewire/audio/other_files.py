@@ -25,10 +25,10 @@ _SIGNATURES = {
 }
 WANTED = "a WAV, FLAC, MP3 or Ogg file"
 _BLOCK = 1 << 16  # frames
-# Of a file that does not say its length; behind that there may be tags.
+# The share of a file, which does not say its length, that sound takes at least: tags may follow.
 _MOST_OF_FILE = 7 / 8
 _UNKNOWN = 1 << 62  # frames of a file that was written without knowing
-# That headers of some encoders say too many: two MPEG frames.
+# Samples that headers of some encoders say too many: two MPEG frames.
 _MORE_IN_MP3 = 2 * 1152
 # Where Xing's header, or LAME's, stands in the first frame of an MP3 file: behind 4 bytes and the
 # side information.
@@ -39,7 +39,7 @@ def open_other(data: bytes, field: str) -> Recording:
     """InvalidInput for other formats, for what is damaged, and where soundfile is missing."""
     formats = next((of for begin, of in _SIGNATURES.items() if data.startswith(begin)), None)
     if formats is None:
-        raise InvalidInput(field, f"{len(data)} bytes that are none", WANTED, REMEDY)
+        raise InvalidInput(field, f"{len(data)} bytes of another format", WANTED, REMEDY)
     soundfile, source = _soundfile(field, formats[0]), io.BytesIO(data)
     try:
         file = soundfile.SoundFile(source)
@@ -79,7 +79,8 @@ def _blocks(
 
 
 def _says_its_length(data: bytes) -> bool:
-    """Of an MP3 file. Without such a header libsndfile guesses by the first frame's bit rate."""
+    """Whether an MP3 file has a header with its length; without one libsndfile guesses by the bit
+    rate of the first frame."""
     begin = 0
     if data.startswith(b"ID3"):  # ten bytes, and a size of seven bits a byte
         size = data[6:10]

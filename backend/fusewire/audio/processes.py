@@ -74,5 +74,6 @@ class SoundProcesses:
 
 
 def deadline_s(seconds: int) -> int:
-    """To read so much sound: ten times what it takes, as others take the cores, too."""
+    """How long reading so much sound may take: ten times what it does alone, as others use the
+    cores too."""
     return 60 + seconds // 10

@@ -15,8 +15,8 @@ from fusewire.audio.samples import checked_samples
 
 @dataclass(frozen=True)
 class Heard:
-    """The features [frames, bins] of a sound of so many samples, and how many of the frames begin
-    in it; those behind are silence."""
+    """The features [frames, bins] of a sound of `samples`, and how many of the frames begin in it;
+    those after are silence."""
 
     features: NDArray[np.float32]
     frames: int
@@ -32,15 +32,15 @@ class ReadsSound(Protocol):
     """`field`: what errors name."""
 
     def file(self, data: bytes, field: str) -> Heard:
-        """Of a file; InvalidInput as `decode_sound`."""
+        """Reads a file; InvalidInput as `decode_sound`."""
 
     def samples(self, array: NDArray[Any], field: str) -> Heard:
-        """Of samples; InvalidInput as `checked_samples`."""
+        """Reads samples; InvalidInput as `checked_samples`."""
 
 
 class SoundReader:
-    """Reads sound of at most so many seconds for one model, in the thread that calls: some 0.1 s
-    for each 30 s."""
+    """Reads sound of at most `most_seconds` for one model, in the calling thread: some 0.1 s for
+    each 30 s."""
 
     def __init__(self, log_mel: LogMel, most_seconds: int) -> None:
         self._log_mel = log_mel

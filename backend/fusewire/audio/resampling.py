@@ -10,7 +10,7 @@ from fusewire.errors import InvalidInput
 
 
 class Resampler:
-    """Of one channel, a block after the other."""
+    """Resamples one channel, block by block."""
 
     def __init__(self, rate: int, wanted: int, field: str) -> None:
         """From `rate` to the `wanted` one, in Hz. InvalidInput where soxr is missing."""

@@ -11,8 +11,8 @@ from fusewire.errors import InvalidInput
 
 
 class TooLong(InvalidInput):
-    """So many samples at a rate, where fewer are taken; with the length of the whole sound where a
-    header says it, else of what was read."""
+    """More samples than are taken, at this rate; with the length of the whole sound where a header
+    says it, else of what was read."""
 
     samples: int
     rate: int  # Hz
@@ -34,7 +34,7 @@ def checked_samples(
 
 
 def check_length(samples: int, rate: int, most_seconds: int, field: str) -> None:
-    """InvalidInput for none, and (TooLong) for more than so many seconds at the rate."""
+    """InvalidInput for no samples, and (TooLong) for more than `most_seconds` at the rate."""
     if samples == 0:
         raise InvalidInput(field, "no samples", "at least 1", "send some sound")
     if samples > most_seconds * rate:

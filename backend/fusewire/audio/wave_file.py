@@ -26,7 +26,7 @@ def open_wave(data: bytes, field: str) -> Recording:
     try:
         file = wave.open(io.BytesIO(_with_sizes(data)))  # noqa: SIM115  of memory alone
     except (EOFError, RuntimeError) as error:
-        got = f"{len(data)} bytes that are none ({str(error) or 'they end early'})"
+        got = f"{len(data)} bytes of another format ({str(error) or 'they end early'})"
         raise InvalidInput(field, got, "a WAV file of PCM", REMEDY) from None
     header = file.getparams()
     if header.sampwidth not in _PCM:

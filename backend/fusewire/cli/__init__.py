@@ -107,8 +107,9 @@ def import_(
         float | None,
         typer.Option(
             metavar="ALPHA",
-            help="With --quantize int8, of a decoder: move so much of the outliers of activations "
-            "into the weights first (SmoothQuant), 0 to 1; 0.5 is usual. Default: leave them.",
+            help="With --quantize int8, of a decoder: move this share of the outliers of "
+            "activations into the weights first (SmoothQuant), 0 to 1; 0.5 is usual. Default: "
+            "leave them.",
         ),
     ] = None,
     as_json: Json = False,

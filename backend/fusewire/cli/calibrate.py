@@ -22,9 +22,9 @@ from fusewire.weights.tensorflow.conversion import tensorflow_weights_in
 def calibrated(
     folder: Path, settings: Mapping[str, Any], device: str, file: Path | None
 ) -> Calibration | None:
-    """Of a folder that is imported with `settings`; None where they quantise nothing or name
-    themselves what to skip, for fp8 and for models of images and speech, of which nothing is
-    measured. ConfigurationError for TensorFlow weights, which are not safetensors yet."""
+    """The calibration of a folder that is imported with `settings`. None where they quantise
+    nothing or name what to skip themselves, for fp8, and for models of images and speech, which are
+    not measured. ConfigurationError for TensorFlow weights, which are not safetensors yet."""
     quantize, dtype = settings.get("quantize", "none"), settings.get("dtype", "auto")
     named = "quantize_skip" in settings
     if quantize == "none" or named:

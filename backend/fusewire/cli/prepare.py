@@ -13,8 +13,8 @@ from fusewire.cli.calibrate import calibrated
 from fusewire.cli.console import copying
 from fusewire.errors import ConfigurationError
 from fusewire.models import read_config
-from fusewire.serving.repository import written
 from fusewire.serving.served_files import descriptions
+from fusewire.serving.version_folder import removed_on_error
 from fusewire.smoothing import check_smooth, smoothed
 from fusewire.weights import open_folder
 
@@ -52,7 +52,7 @@ def prepared(
     folder = open_folder(folder)
     check_smooth(read_config(folder), alpha)
     before = calibrated(folder, settings, device, file)
-    with written(repository), ExitStack() as until_imported:
+    with removed_on_error(repository), ExitStack() as until_imported:
         with copying("smoothing") as progress:
             making = smoothed(folder, alpha, descriptions(folder), repository, file, progress)
             changed = until_imported.enter_context(making)

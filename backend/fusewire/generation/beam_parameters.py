@@ -10,7 +10,7 @@ from fusewire.text.written import Flag, Real, Whole, flag_or
 
 # Rows of every step; of each step twice as many candidates, or more.
 MOST_BEAMS = 512
-# So many times its beams a search keeps finished texts, which are sorted at every step.
+# Finished texts that a search keeps, in multiples of its beams: they are sorted at every step.
 MOST_PATIENCE = 16
 # Powers of a length: neither 0 nor infinite at any length, in float64 where float32 has none.
 LEAST_LENGTH_PENALTY = -5
@@ -24,7 +24,7 @@ class BeamParameters(BaseModel):
         default=1,
         ge=1,
         le=MOST_BEAMS,
-        description="Beam search with so many beams, as Hugging Face's; 1: none. Default: the "
+        description="Beam search with this many beams, as Hugging Face's; 1: none. Default: the "
         "folder's, unless the request samples or names what does not go with beams. "
         "`use_beam_search: true`, as in vLLM: best_of or n of them.",
     )
@@ -46,7 +46,7 @@ class BeamParameters(BaseModel):
         default=1,
         ge=1,
         le=MOST_BEAMS,
-        description="With beams: so many groups of num_beams / num_beam_groups search by "
+        description="With beams: this many groups of num_beams / num_beam_groups search by "
         "themselves (diverse beam search), as in transformers 4.56. 1: none. Default: the "
         "folder's.",
     )

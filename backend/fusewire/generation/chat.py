@@ -7,7 +7,7 @@ from typing import Any
 
 from fusewire.errors import InvalidInput, type_name
 from fusewire.text.bounded_json import read_list
-from fusewire.text.chat_template import MOST_NESTING
+from fusewire.text.conversation import MOST_NESTING
 
 FIELD = "messages"
 # A conversation as long as a template takes, mostly of characters that JSON escapes.

@@ -201,7 +201,7 @@ def _check_beam_groups(p: GenerationParameters, refuse: Callable[..., NoReturn])
 def _check_source_options(
     p: GenerationParameters, limits: GenerationLimits, refuse: Callable[..., NoReturn]
 ) -> None:
-    """Those that only models with an encoder take, or only models without."""
+    """Refuses parameters that only models with an encoder take, or only models without."""
     bos = () if p.forced_bos_token_id is None else (p.forced_bos_token_id,)
     forced = {"forced_bos_token_id": bos, "forced_eos_token_id": p.forced_eos_token_id or ()}
     for name, ids in forced.items():
@@ -245,7 +245,7 @@ def _check_source_options(
 def _check_speech_options(
     p: GenerationParameters, limits: GenerationLimits, refuse: Callable[..., NoReturn]
 ) -> None:
-    """Those that only models of speech take, or that none of them does."""
+    """Refuses parameters that only models of speech take, or that none of them takes."""
     speech = limits.speech
     if speech is None:
         for name, field in SpeechParameters.model_fields.items():

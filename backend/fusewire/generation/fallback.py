@@ -35,7 +35,7 @@ class Fallback:
 
 
 def fallback_of(parameters: GenerationParameters) -> Fallback | None:
-    """None where every text is taken as it is."""
+    """When a text is tried again; None where every text is taken as it is."""
     thresholds = parameters.compression_ratio_threshold, parameters.logprob_threshold
     if thresholds == (None, None):
         return None
@@ -45,7 +45,7 @@ def fallback_of(parameters: GenerationParameters) -> Fallback | None:
 
 
 def at_temperature(parameters: GenerationParameters, temperature: float) -> GenerationParameters:
-    """Of one attempt: without beams where it is sampled."""
+    """The parameters of one attempt: without beams where it samples."""
     sampled = {"do_sample": True, "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
     return parameters.model_copy(
         update={"temperature": temperature, **(sampled if temperature > 0 else {})}

@@ -9,7 +9,7 @@ from fusewire.generation.speech import SpeechTokens
 
 @dataclass(frozen=True)
 class SourceLimits:
-    """Of the text that the encoder of an encoder-decoder model reads."""
+    """Limits of the text that the encoder of an encoder-decoder model reads."""
 
     vocab_size: int
     max_length: int  # tokens
@@ -30,7 +30,7 @@ class GenerationLimits:
     max_audio_seconds: int = 0  # of such a source
 
     def longest_prompt(self, max_new_tokens: int | None) -> int:
-        """In tokens: it leaves room for a new one, unless none is wanted."""
+        """The longest prompt in tokens: it leaves room for a new token, unless none is wanted."""
         if self.source is not None:
             return self.source.max_length
         return self.max_length - (max_new_tokens != 0)

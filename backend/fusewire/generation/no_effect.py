@@ -1,5 +1,5 @@
 """Parameters of other servers and libraries that are not supported, and the values with which they
-change no answer: so much of them is accepted, of requests and of folders."""
+change no answer: these values are accepted, from requests and from folders."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 
-# Different ones that are kept, unless they are so long.
+# How many different parameters are kept as read, and up to which length.
 MOST_KEPT = 64
 LONGEST_KEPT = 4096  # characters
 
@@ -21,13 +21,13 @@ class ParameterReader:
     theirs. From any thread."""
 
     def __init__(self, limits: GenerationLimits, defaults: Mapping[str, Any] | None = None) -> None:
-        """Of one model."""
+        """`limits`, `defaults`: those of one model."""
         self.limits = limits
         self._defaults = defaults
         self._kept = lru_cache(MOST_KEPT)(self._read)
 
     def read(self, values: Mapping[str, Any]) -> GenerationParameters:
-        """Of values as JSON has them. InvalidInput."""
+        """The parameters that JSON values give. InvalidInput."""
         text = json.dumps(values)
         return (self._kept if len(text) <= LONGEST_KEPT else self._read)(text)
 

@@ -70,7 +70,7 @@ def read_prompt(
 def read_sound(
     sound: Sound, parameters: GenerationParameters, limits: GenerationLimits, decoder_tokens: int
 ) -> Prompt:
-    """Of features that the model takes; InvalidInput where there is no room behind the
+    """The prompt of features that the model takes; InvalidInput where there is no room after the
     `decoder_tokens` that a text begins with."""
     assert limits.source is not None
     length = limits.source.max_length

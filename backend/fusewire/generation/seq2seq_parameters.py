@@ -66,7 +66,7 @@ class Seq2SeqParameters(BaseModel):
     )
     target_prefix: Annotated[Text, Field(max_length=LONGEST_PREFIX)] | None = Field(
         default=None,
-        description="Of an encoder-decoder model: the beginning of the answer, behind the token "
+        description="Of an encoder-decoder model: the beginning of the answer, after the token "
         "that the decoder begins with and forced_bos_token_id. The answer's text goes on from it "
         "and has it in front.",
     )
@@ -74,7 +74,7 @@ class Seq2SeqParameters(BaseModel):
         default=(),
         description="As target_prefix, as the ids of all that the decoder begins with, as Hugging "
         "Face's: decoder_start_token_id is put in front where it is not the first, and "
-        "forced_bos_token_id has no effect behind a longer beginning.",
+        "forced_bos_token_id has no effect after a longer beginning.",
     )
     alignment: Flag = Field(
         default=False,

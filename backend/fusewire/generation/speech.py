@@ -47,12 +47,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class SpeechTokens:
-    """Of one model. `languages` are by code, and empty where it knows one alone; so are `tasks`.
-    Timestamps are the last tokens of the vocabulary, from `timestamp_begin` on, one for each
-    position of the encoder, `seconds_per_position` apart; a text begins within the first
-    `max_initial_timestamp`, None: within all. `alignment_heads` (layer, head) of the decoder follow
-    what is heard, none where the folder names none that it has; their weights are smoothed over
-    `median_filter_width` positions."""
+    """The special tokens of a model of speech. `languages` are by code, and empty where it knows
+    one alone; so are `tasks`. Timestamps are the last tokens of the vocabulary, from
+    `timestamp_begin` on, one for each position of the encoder, `seconds_per_position` apart; a text
+    begins within the first `max_initial_timestamp`, None: within all. `alignment_heads` (layer,
+    head) of the decoder follow what is heard, none where the folder names none that it has; their
+    weights are smoothed over `median_filter_width` positions."""
 
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
@@ -91,8 +91,8 @@ class SpeechTokens:
     def segments(
         self, token_ids: Sequence[int], ends: Sequence[float] | None = None
     ) -> Iterator[Segment]:
-        """Of a text with timestamps; a text without has one, with neither. `ends`: when each of the
-        tokens has been said, which is when the next one begins."""
+        """The segments of a text with timestamps; a text without has one segment, without times.
+        `ends`: when each of the tokens has been said, which is when the next one begins."""
         spans = None if ends is None else list(zip([0.0, *ends], ends, strict=False))
 
         def segment(start: float | None, end: float | None, words: Sequence[int]) -> Segment:
@@ -122,7 +122,7 @@ def read_speech(
     eos_token_ids: Sequence[int],
     decoder_heads: tuple[int, int],
 ) -> tuple[LogMel, SpeechTokens]:
-    """The features that a model with so many `positions` of its encoder reads, and its tokens;
+    """The features that a model whose encoder has `positions` reads, and its tokens;
     CheckpointError where the folder does not say them, or other features than the model's, [frames,
     bins]. `decoder_heads`: layers of the decoder, and heads of each."""
     sound = read_log_mel(folder)

@@ -40,8 +40,8 @@ def median_filtered(values: NDArray[np.float32], width: int) -> NDArray[np.float
         return values
     mirrored = np.pad(values, ((0, 0), (half, half)), mode="reflect")
     shifted = [mirrored[:, begin : begin + count] for begin in range(width)]
-    # Of more than half of them neither the least nor the greatest is the median: both go, another
-    # one comes, until one is left.
+    # Among more than half of them neither the least nor the greatest is the median: both go and
+    # another comes, until one is left.
     kept, coming = shifted[: half + 2], shifted[half + 2 :]
     while len(kept) > 1:
         kept = _without_extremes(kept) + coming[:1]
@@ -50,7 +50,7 @@ def median_filtered(values: NDArray[np.float32], width: int) -> NDArray[np.float
 
 
 def _without_extremes(values: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """Of two arrays or more, at each place: all but the least and the greatest."""
+    """Two arrays or more without the least and the greatest value at each place."""
     least, middle = values[0], []
     for each in values[1:]:
         middle.append(np.maximum(least, each))

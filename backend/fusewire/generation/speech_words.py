@@ -25,7 +25,7 @@ class Word:
 def timed_words(
     segment: Segment, language: str | None, decode: Callable[[list[int]], str]
 ) -> list[Word] | None:
-    """None without the times of tokens."""
+    """The words of a segment with their times; None where its tokens have no times."""
     times = segment.times
     if times is None:
         return None

@@ -43,7 +43,7 @@ _WANTED = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
 }
-# Of a parameter that is one string, where the words above are of those in a list.
+# For a parameter that is one string; the words above are for strings in a list.
 _WANTED_OF_ONE = {
     "string_type": "a string",
     "string_too_short": "a string that is not empty",
@@ -86,7 +86,8 @@ def _take_beam_search(given: dict[str, Any]) -> None:
 
 
 def _take_temperatures(given: dict[str, Any]) -> None:
-    """Of several, as transformers has them, the first; the others are those to fall back to."""
+    """Takes the first of several temperatures, as transformers has them; the others are those to
+    fall back to."""
     temperatures = given.get("temperature")
     if isinstance(temperatures, (list, tuple)) and len(temperatures) > 1 and FALLBACK not in given:
         given["temperature"], *given[FALLBACK] = temperatures
@@ -117,7 +118,7 @@ def refusal(
         wanted = words[first["type"]].format(**first.get("ctx", {}))
     else:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    # Of a list that is too long its length says more than its beginning.
+    # The length of a list that is too long says more than its beginning.
     got = sent(first["input"])
     if first["type"] == "too_long":
         got = f"{len(first['input'])} entries"

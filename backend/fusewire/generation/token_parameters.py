@@ -121,7 +121,7 @@ class TokenParameters(BaseModel):
     )
     begin_suppress_tokens: Annotated[tuple[Whole, ...], Field(max_length=MOST_SUPPRESSED)] = Field(
         default=(),
-        description="As suppress_tokens, of the first token alone, or of that behind "
+        description="As suppress_tokens, of the first token alone, or of that after "
         "forced_bos_token_id. Default: the folder's.",
     )
 

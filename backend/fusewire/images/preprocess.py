@@ -29,7 +29,7 @@ class Size:
     shortest_edge: int = 0
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) after resizing an image of so many pixels."""
+        """(width, height) of an image of this size after resizing."""
         if not self.shortest_edge:
             return self.width, self.height
         if width <= height:

@@ -64,7 +64,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
     "BitImageProcessor": _CLIP,
 }
-# Of folders that name no class: by config.json's model_type.
+# Classes of folders that name none, by config.json's model_type.
 _BY_MODEL_TYPE = {
     "vit": "ViTImageProcessor",
     "deit": "DeiTImageProcessor",

@@ -20,7 +20,7 @@ from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
 # Each is a Python with Pillow and numpy. A server's model has as many again where very large images
 # come.
 MOST_PROCESSES = 8
-# Of one image, as the processor's time of a call is limited.
+# For one image; the processor's time of a call is limited too.
 DEADLINE_S = 60.0
 _READS = Reads("image process", "an image", "send a smaller image")
 
@@ -104,8 +104,8 @@ def _result(future: Future[NDArray[np.float32]], index: int, images: int) -> NDA
 
 
 class _Room:
-    """So many pixels in work at once; first come, first served, so that a large image is not
-    overtaken for ever."""
+    """Room for so many pixels in work at once; first come, first served, so that no large image
+    waits for ever."""
 
     def __init__(self, pixels: int) -> None:
         self._free = pixels

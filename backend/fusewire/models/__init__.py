@@ -199,7 +199,7 @@ def _decoder_class(blueprint: Blueprint) -> type[DecoderModel]:
 
 
 def _as_generated(folder: Path | str, blueprint: Blueprint) -> Blueprint:
-    """With the tokens of generation_config.json."""
+    """The blueprint with the tokens of generation_config.json."""
     target = blueprint.target
     return replace(
         blueprint,

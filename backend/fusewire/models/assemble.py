@@ -21,7 +21,7 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, place: Placement) -> None:
         self._checkpoint = checkpoint
         self._place = place
-        # Those that are as they are stored, by the tensors they are read from.
+        # Tables that are as they are stored, by the tensors they are read from.
         self._tables: dict[str | None, kernels.Tensor] = {}
         self._words: dict[str | None, kernels.Tensor | kernels.Linear] = {}
 
@@ -142,16 +142,16 @@ class Weights:
             self._place.as_stored[names[0]] = as_stored
 
     def _of_codes(self, dense: Dense) -> kernels.Linear | None:
-        """None where the checkpoint has none for products of 8 bits, or the placement takes none of
-        their format."""
+        """The weight as the checkpoint's 8-bit codes; None where it has none, or the placement does
+        not multiply in their format."""
         stored, name = self._codes(dense), dense.names[0]
         if stored is None or not self._place.multiplies(name, stored.codes.shape, stored.format):
             return None
         return self._place.codes_linear(*stored, self._bias(dense), name)
 
     def _codes(self, dense: Dense) -> StoredCodes | None:
-        """Of all names, and their scales; None where one has none, or has others, or they are
-        changed."""
+        """The codes and scales of all names; None where one has none, or another format, or weights
+        that are changed."""
         if dense.averaged or dense.row_scale or dense.weight_scale != 1:
             return None
         stored = [self._checkpoint.codes(f"{name}.weight") for name in dense.names]
@@ -165,8 +165,9 @@ class Weights:
         return whole._replace(codes=codes, scales=scales)
 
     def _of_int4(self, dense: Dense) -> kernels.Linear | None:
-        """Of 4-bit numbers that the checkpoint has; None where it has none in the same groups and
-        order of inputs for all names, they are changed, or the placement takes none."""
+        """The weight as the checkpoint's 4-bit codes; None where the names do not all have them
+        with the same groups and order of inputs, where they are changed, or where the placement
+        takes none."""
         changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
         if changed or not self._place.has_int4:
             return None

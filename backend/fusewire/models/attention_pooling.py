@@ -1,4 +1,4 @@
-"""Of each image the row that a learned query reads from its tokens: SigLIP's pooling."""
+"""One row for each image, which a learned query reads from its tokens: SigLIP's pooling."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 def head_weights(
     queries: NDArray[np.float32], keys: NDArray[np.float32], scale: float
 ) -> NDArray[np.float32]:
-    """Of one head: softmax(scale * queries keys^T), [queries, keys]."""
+    """The attention weights of one head: softmax(scale * queries keys^T), [queries, keys]."""
     scores: NDArray[np.float32] = queries @ keys.T * np.float32(scale)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     scores /= scores.sum(-1, keepdims=True)

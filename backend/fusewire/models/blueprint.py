@@ -1,8 +1,8 @@
 """What an architecture file states: the parts of a model, their sizes, and their weight names.
 
-A blueprint is data. `stack.py` reads it to build the layers and run them, so an architecture is
-added by writing one function from config.json to a Blueprint. Names are relative to the base model
-(no `bert.` in front); heads keep theirs.
+A blueprint is data. `layer_builder.py` builds its layers and `stack.py` runs them, so an
+architecture is added by writing one function from config.json to a Blueprint. Names are relative to
+the base model (no `bert.` in front); heads keep theirs.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Values:
 class Dense:
     """y = norm(activation(x W^T + b)). Several names are stacked by rows (query, key, value).
 
-    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: stored with the rows of each of
-    so many heads together, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
+    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: how many heads it has, where it is
+    stored head by head, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
     names side by side, y the mean of what each gives (DeiT). `row_scale`: the tensor with a factor
     for each output (DINOv2), empty for none. `weight_scale` and `bias_scale`: factors of what is
     stored. `bias_row`: the bias is this tensor [1, outputs] (BART's final_logits_bias). `unbiased`:
@@ -304,9 +304,9 @@ class Stack:
 
 @dataclass(frozen=True)
 class AttentionPooling:
-    """Of each sequence y + feed_forward(norm(y)), where y = output(attention) of one learned query,
-    `probe` [1, 1, hidden], to all of its tokens (SigLIP). Rows of `weight` [3 hidden, hidden] and
-    of `bias` are q | k | v."""
+    """y + feed_forward(norm(y)) for each sequence, where y = output(attention) of one learned
+    query, `probe` [1, 1, hidden], to all of its tokens (SigLIP). Rows of `weight` [3 hidden,
+    hidden] and of `bias` are q | k | v."""
 
     probe: Values
     weight: Values
@@ -319,7 +319,7 @@ class AttentionPooling:
 
 @dataclass(frozen=True)
 class CosineLogits:
-    """Of an image and a text exp(scale) * cosine + bias: tensors of one number each."""
+    """exp(scale) * cosine + bias for an image and a text: tensors of one number each."""
 
     scale: Values
     bias: Values | None = None
@@ -362,7 +362,7 @@ class Blueprint:
         return self.stack.max_length
 
     def encoder_alone(self) -> Blueprint:
-        """Of an encoder-decoder model, for tasks that read the encoder's hidden states."""
+        """The encoder of an encoder-decoder model, for tasks that read its hidden states."""
         assert self.encoder is not None
         return Blueprint(
             prefix=self.prefix,
@@ -387,7 +387,7 @@ def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
 
 
 def parts_of(node: Any) -> Iterator[Table | Norm | Dense | Values]:
-    """Those below a part or a tuple of parts, as often as they are there."""
+    """The parts below a part or a tuple of parts, each as often as it occurs."""
     if isinstance(node, (Table, Norm, Dense, Values)):
         yield node
     if isinstance(node, tuple):

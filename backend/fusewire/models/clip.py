@@ -30,7 +30,7 @@ _BOTH = ("logit_scale", "text_projection.", "visual_projection.", "classifier.")
 
 
 def vision(config: Config) -> Blueprint:
-    """Of a CLIPModel or a CLIPForImageClassification."""
+    """The image tower of a CLIPModel or a CLIPForImageClassification."""
     alone = vision_alone(config)
     classifier = Dense(("classifier",), alone.hidden_size, len(config.labels()))
     label = Head("mean_of_patches", (classifier,))
@@ -38,7 +38,7 @@ def vision(config: Config) -> Blueprint:
 
 
 def vision_alone(config: Config) -> Blueprint:
-    """Of a CLIPVisionModelWithProjection."""
+    """The image tower of a CLIPVisionModelWithProjection."""
     images = tower(config, "vision", _VISION)
     hidden, heads = images.width()
     eps = images.number("layer_norm_eps")
@@ -73,7 +73,8 @@ def vision_alone(config: Config) -> Blueprint:
 
 
 def text(config: Config) -> Blueprint:
-    """Of a CLIPModel. A text's row is that of its end token, the last one that it reads."""
+    """The text tower of a CLIPModel. A text's embedding is that of its end token, the last that is
+    read."""
     texts = tower(config, "text", _TEXT)
     hidden, _ = texts.width()
     projection = Dense(("text_projection",), hidden, config.size("projection_dim", 512), bias=False)

@@ -70,14 +70,14 @@ class DecoderModel(Model):
 
     @property
     def bytes_per_token(self) -> int:
-        """Of keys and values, over all layers."""
+        """Bytes of a token's keys and values, over all layers."""
         numbers = sum(2 * attention.kv_width for attention in self._attentions)
         return numbers * BYTES[self.place.cache_dtype]
 
     @property
     def replay_counts(self) -> tuple[int, int, int]:
-        """So far: steps that replayed a recorded one, those that found none and could have, and
-        padding tokens that replays computed."""
+        """Counts so far: steps that replayed a recorded one, steps that could have but found none,
+        and padding tokens that replays computed."""
         replays = self._replays
         return (
             (0, 0, 0) if replays is None else (replays.hits, replays.misses, replays.padding_tokens)
@@ -90,8 +90,8 @@ class DecoderModel(Model):
         return DecoderCache(self.place, layers, pages, page_size, first.kv_width, heads)
 
     def table_width(self, pages: int, source_pages: int | None = None) -> int:
-        """Of a block table that recorded steps take as it lies on the device, with room for so many
-        pages, beside sources of at most so many."""
+        """The width of a block table that recorded steps take as it lies on the device, with room
+        for `pages`, beside sources of at most `source_pages`."""
         return table_widths(pages, source_pages)[0]
 
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
@@ -194,7 +194,7 @@ class DecoderModel(Model):
     def _warm_up(
         self, sizes: list[int], max_logit_rows: int, cache: DecoderCache
     ) -> Iterator[StepBatch]:
-        """Steps of so many tokens each."""
+        """Steps of these numbers of tokens."""
         return warm_up_prompts(sizes, self.max_length, max_logit_rows, cache)
 
     def _check(self, step: StepBatch) -> None:

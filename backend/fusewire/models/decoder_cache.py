@@ -28,7 +28,7 @@ class DecoderCache:
         heads: int,
     ) -> None:
         """`page_size` positions to a page, a power of two; keys of `width` numbers a position, of
-        all `heads`, and values. kernels.Error when the memory for so many `pages` is not there."""
+        all `heads`, and values. kernels.Error when there is no memory for `pages`."""
         self.pages = pages
         self.page_size = page_size
         self._place = place
@@ -42,7 +42,7 @@ class DecoderCache:
         self._copied = self.planes.section(0, [*shape[:2], heads, self._of_head], place.dtype)
 
     def keys_values(self, layer: int, heads: int) -> tuple[kernels.Tensor, kernels.Tensor]:
-        """Those of a layer, [pages, heads, page_size, width / heads] each."""
+        """Keys and values of a layer, [pages, heads, page_size, width / heads] each."""
         shape = [self.pages, heads, self.page_size, self._width // heads]
         nbytes = self.nbytes // self.planes.shape[0]
         first, second = (
@@ -52,8 +52,8 @@ class DecoderCache:
         return first, second
 
     def keys(self, layer: int, heads: int, pages: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Those of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
-        heads]; codes of float8 with a scale of 1, as keys of sources are stored."""
+        """Keys of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
+        heads]; codes of float8 count with a scale of 1, as keys of sources are stored."""
         place, count = self._place, len(pages)
         row = heads * self._of_head
         plane = self.keys_values(layer, heads)[0].section(0, [self.pages, row], place.dtype)
@@ -77,8 +77,8 @@ class DecoderCache:
         destination: Sequence[int] | NDArray[np.int64],
         positions: int | None = None,
     ) -> None:
-        """Copies page source[i] to destination[i] in every layer: its first positions, where no
-        more than so many are stored. No page stands on both sides."""
+        """Copies page source[i] to destination[i] in every layer, the first `positions` of each
+        page (None: all). No page stands on both sides."""
         if len(source) == 0 and len(destination) == 0:
             return
         both = self._place.exact(np.array([source, destination]), np.int64)

@@ -63,7 +63,8 @@ class EncoderModel(WholeSequenceModel):
 
     @property
     def replay_counts(self) -> tuple[int, int]:
-        """So far: batches that replayed a recorded forward, and small ones that found none."""
+        """Counts so far: batches that replayed a recorded forward, and small ones that found
+        none."""
         replays = self._replays
         return (0, 0) if replays is None else (replays.hits, replays.misses)
 

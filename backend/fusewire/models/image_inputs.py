@@ -31,8 +31,9 @@ class ImageInputs:
         patches: kernels.Tensor,
         reads: int | None,
     ) -> ImageInputs:
-        """Of images with these grids, whose patches are [tokens, width] as `BuiltPatches.cut` gives
-        them. `reads`: how many tokens of each are asked for, the first; None: all."""
+        """The inputs of images with these grids, whose patches are [tokens, width] as
+        `BuiltPatches.cut` gives them. `reads`: how many leading tokens of each are asked for; None:
+        all."""
         place = built.place
         cu_seqlens = built.cu_seqlens(grids)
         tensors, batch = built.tensors(grids, patches), place.sequences(cu_seqlens)

@@ -59,7 +59,7 @@ class ImageModel(WholeSequenceModel):
         self._head = BuiltImageHead(blueprint.task_heads[head], leading, weights, self.place)
 
     def tokens(self, image: NDArray[np.float32]) -> int:
-        """Of an image [channels, height, width]; InvalidInput as `encode`, for its shape."""
+        """Tokens of an image [channels, height, width]; InvalidInput as `encode`, for its shape."""
         rows, columns = self._patches.grid(image)
         return self._patches.leading_tokens + rows * columns
 
@@ -84,9 +84,9 @@ class ImageModel(WholeSequenceModel):
     def encode(
         self, images: Sequence[NDArray[np.float32]], *, every_token: bool = False
     ) -> EncodedImages:
-        """Of pixel values [channels, height, width], of any number of sizes. The last layer
-        computes the tokens that the head reads, or `every_token`. InvalidInput: of another shape,
-        without or with too many patches, not finite."""
+        """Encodes pixel values [channels, height, width], of any number of sizes. The last layer
+        computes only the tokens that the head reads, unless `every_token`. InvalidInput: another
+        shape, no or too many patches, values that are not finite."""
         if not images:
             raise InvalidInput("pixel_values", "no image", "1 or more", "send one")
         grids = tuple(map(self._patches.grid, images))
@@ -103,8 +103,8 @@ class ImageModel(WholeSequenceModel):
         return EncodedImages(out, inputs.offsets)
 
     def results(self, encoded: EncodedImages) -> NDArray[np.float32]:
-        """Of each image what the head makes of it: logits [images, labels], or an embedding
-        [images, size]."""
+        """What the head makes of each image: logits [images, labels], or an embedding [images,
+        size]."""
         return self.place.numpy(self._head.apply(encoded.hidden, encoded.cu_seqlens)).copy()
 
     def _forward(self, inputs: ImageInputs, x: kernels.Tensor, out: kernels.Tensor) -> None:

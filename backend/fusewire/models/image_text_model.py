@@ -89,7 +89,8 @@ class ImageTextModel:
         return sum(hits), sum(misses)
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Of an image of so many pixels; InvalidInput where it has too many or no patches."""
+        """Tokens of an image of this size in pixels; InvalidInput where it has too many patches or
+        none."""
         return self.images.tokens(np.broadcast_to(np.float32(), (3, height, width)))
 
     def tune(self, max_tokens: int) -> None:
@@ -118,8 +119,8 @@ class ImageTextModel:
     def results(
         self, encoded: EncodedImagesAndTexts, batch: ImageTextBatch
     ) -> list[NDArray[np.float32]]:
-        """Of each image and text in order what the head makes of it: logits [labels], or an
-        embedding [size]."""
+        """What the head makes of each image and text, in order: logits [labels], or an embedding
+        [size]."""
         images = iter(self.images.results(encoded.images) if encoded.images else ())
         texts = iter(())
         if encoded.texts is not None:

@@ -42,7 +42,7 @@ class Layout:
 
 
 def packed_layout(tokens: int, sequences: int) -> Layout:
-    """Of packed whole sequences."""
+    """The layout of packed whole sequences."""
     one_each = (tokens,)
     return Layout(
         input_ids=one_each,

@@ -17,7 +17,8 @@ from fusewire.weights import Checkpoint
 
 
 def matrices_of(blueprint: Blueprint, head: str | None, checkpoint: Checkpoint) -> dict[str, None]:
-    """In order: tables of words, matrices of layers, and heads that score the vocabulary."""
+    """Names of matrices, in order: tables of words, matrices of layers, and heads that score the
+    vocabulary."""
     stacks = [each for each in (blueprint.stack, blueprint.encoder) if each is not None]
     names, shared = [], set()
     for embeddings in (stack.embeddings for stack in stacks):

@@ -20,7 +20,7 @@ Features = NDArray[np.float32]  # [frames, bins], of sound
 
 
 class PagedTexts:
-    """Texts of at most so many tokens each, of an encoder-decoder model after their sources, which
+    """Texts of at most `most_tokens` each; for an encoder-decoder model after their sources, which
     are read here."""
 
     def __init__(

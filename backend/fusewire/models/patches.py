@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.errors import InvalidInput
+from fusewire.float_types import converted
 from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Patches
 from fusewire.models.inputs import NamedTensors
 from fusewire.models.patch_positions import resampled
-from fusewire.placement import Placement, converted
+from fusewire.placement import Placement
 
 # Tokens of one image, of any number of sides: 2048 x 2048 pixels in patches of 16.
 MOST_TOKENS_OF_IMAGE = 1 << 14
@@ -48,12 +49,12 @@ class BuiltPatches:
 
     @property
     def leading_tokens(self) -> int:
-        """Of each image, before its patches."""
+        """Tokens of each image before its patches."""
         return len(self._leading)
 
     @property
     def trained_grid(self) -> Grid:
-        """That the model's own positions are for."""
+        """The grid that the model's own positions are for."""
         return self._patches.grid
 
     def cu_seqlens(self, grids: Sequence[Grid]) -> NDArray[np.int32]:

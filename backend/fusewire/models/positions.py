@@ -62,7 +62,8 @@ def text_positions(
     lengths: NDArray[np.int32],
     padding_index: int | None,
 ) -> NDArray[np.int32]:
-    """Of whole texts: counted from 0, or behind a `padding_index`, as `Embeddings` has it."""
+    """Positions in whole texts: counted from 0, or from after a `padding_index`, as `Embeddings`
+    has it."""
     if padding_index is None:
         return counted_positions(cu_seqlens, lengths)
     return positions_after_padding(input_ids, cu_seqlens, lengths, padding_index)

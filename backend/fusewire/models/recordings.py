@@ -100,7 +100,7 @@ class Recordings(ABC, Generic[Key, Static]):
 
 
 class BlockRecordings(Recordings[Key, Inputs]):
-    """Those whose inputs are the arrays of a block."""
+    """Recordings whose inputs are the arrays of a block."""
 
     def replay(
         self,

@@ -104,7 +104,7 @@ SEQ2SEQ: dict[str, DecoderRow] = {
     "umt5": DecoderRow("UMT5ForConditionalGeneration", t5.umt5),
 }
 
-# Those that read sound.
+# Encoder-decoder models that read sound.
 SPEECH: dict[str, DecoderRow] = {
     "whisper": DecoderRow("WhisperForConditionalGeneration", whisper.blueprint),
 }

@@ -249,7 +249,7 @@ class Seq2SeqModel(DecoderModel):
                 self.encode(sources, cache)
 
     def _warm_up_sources(self, sizes: list[int], cache: DecoderCache) -> Iterator[SourceBatch]:
-        """Batches of so many tokens each."""
+        """Batches of these numbers of tokens."""
         for step in warm_up_prompts(sizes, self.max_source_length, 0, cache):
             yield SourceBatch(step.input_ids, step.cu_seqlens, step.block_table)
 
@@ -293,7 +293,7 @@ def _alignment_pages(ids: Sequence[int]) -> int:
 
 
 def _passes(lengths: Sequence[int], most: int) -> list[slice]:
-    """Of texts in order, each of at most so many tokens or of one text."""
+    """Runs of texts in order, each with at most `most` tokens, or of one text."""
     begins, tokens = [0], 0
     for index, length in enumerate(lengths):
         if tokens and tokens + length > most:

@@ -33,14 +33,14 @@ _BOTH = ("logit_scale", "logit_bias", "classifier.")
 
 
 def vision(config: Config) -> Blueprint:
-    """Of a SiglipModel or a SiglipForImageClassification."""
+    """The image tower of a SiglipModel or a SiglipForImageClassification."""
     alone = vision_alone(config)
     classifier = Dense(("classifier",), alone.hidden_size, len(config.labels()))
     return replace(alone, task_heads={"label": Head("mean", (classifier,)), **alone.task_heads})
 
 
 def vision_alone(config: Config) -> Blueprint:
-    """Of a SiglipVisionModel."""
+    """The image tower of a SiglipVisionModel."""
     images = tower(config, "vision", _VISION)
     hidden, heads = images.width()
     eps = images.number("layer_norm_eps")
@@ -77,7 +77,8 @@ def vision_alone(config: Config) -> Blueprint:
 
 
 def text(config: Config) -> Blueprint:
-    """Of a SiglipModel. A text's row is that of its last token, padding or not."""
+    """The text tower of a SiglipModel. A text's embedding is that of its last token, padding or
+    not."""
     texts = tower(config, "text", _TEXT)
     hidden, _ = texts.width()
     size = texts.size_or_null("projection_size", None) or hidden

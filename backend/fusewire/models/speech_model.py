@@ -41,7 +41,7 @@ class SpeechModel(Seq2SeqModel):
     def source_batch(
         self, features: Sequence[NDArray[np.float32]], block_table: NDArray[np.int32]
     ) -> SourceBatch:
-        """Of sources [frames, bins], one or more."""
+        """A batch of one or more sources [frames, bins]."""
         length = self.max_source_length
         return SourceBatch(
             input_ids=np.arange(length * len(features)),

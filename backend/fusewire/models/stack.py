@@ -8,32 +8,15 @@ each layer updates in place; temporaries live in a workspace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import (
-    Attention,
-    Block,
-    CrossAttention,
-    Embeddings,
-    FeedForward,
-    Frames,
-    Layer,
-    Patches,
-    PositionBias,
-    Sinusoids,
-    Stack,
-)
-from fusewire.models.buckets import MOST_TOKENS
+from fusewire.models.blueprint import Frames, Patches, Stack
+from fusewire.models.embeddings import BuiltEmbeddings
 from fusewire.models.frames import BuiltFrames
 from fusewire.models.inputs import NamedTensors
+from fusewire.models.layer_builder import LayerBuilder
 from fusewire.models.patches import BuiltPatches
-from fusewire.models.positions import relative_buckets, sinusoids, tensor2tensor_sinusoids
-from fusewire.models.rope import Rope
 from fusewire.models.step_batch import PagedStep
 from fusewire.placement import Placement
 
@@ -148,162 +131,7 @@ class BuiltStack:
 
 
 def _planes_from(layer: int, planes: kernels.Tensor) -> kernels.Tensor:
-    """Those of the layers from one on."""
+    """The planes of this layer and those after it."""
     count, *page = planes.shape
     begin = planes.nbytes // count * 2 * layer
     return planes.section(begin, [count - 2 * layer, *page], planes.dtype)
-
-
-class SourceQueries(NamedTuple):
-    """What stands in a layer in front of its attention to sources, and that attention's norm and
-    queries. They share the layer's weights."""
-
-    before: kernels.Stack
-    norm: kernels.Norm | None
-    q: kernels.Linear
-
-
-class BuiltEmbeddings:
-    """The input block of texts: Embeddings with their weights."""
-
-    def __init__(self, embeddings: Embeddings, weights: Weights, place: Placement) -> None:
-        position, types, norm = embeddings.position, embeddings.token_type, embeddings.norm
-        self._place = place
-        self._scale = embeddings.scale
-        self._word = weights.words(embeddings)
-        if isinstance(position, Sinusoids):
-            self._position: kernels.Tensor | None = place.floats(_table(position), "positions")
-        else:
-            self._position = weights.table(position) if position else None
-        self._token_type = weights.table(types) if types else None
-        self._norm = (*weights.norm(norm), norm.eps) if norm else None
-        self._projection = weights.linear(embeddings.projection) if embeddings.projection else None
-        self._narrow_room: kernels.Tensor | None = None
-
-    def forward(self, x: kernels.Tensor, inputs: NamedTensors) -> None:
-        """Fills x [tokens, hidden]."""
-        stream = self._place.stream
-        embedded = x if self._projection is None else self._narrow(x.shape[0])
-        ids, word, position = inputs["input_ids"], self._word, self._position
-        positions = None if position is None else inputs["positions"]
-        if self._norm is None or self._scale != 1:
-            kernels.embed(embedded, ids, positions, word, position, self._scale, stream)
-            if self._norm is not None:
-                kernels.layer_norm(embedded, embedded, *self._norm, stream)
-        else:
-            types = None if self._token_type is None else inputs["token_type_ids"]
-            tables = word, position, self._token_type
-            kernels.embed_layer_norm(embedded, ids, positions, types, *tables, *self._norm, stream)
-        if self._projection is not None:
-            kernels.linear(x, embedded, self._projection, "none", stream)
-
-    def _narrow(self, tokens: int) -> kernels.Tensor:
-        """Room for embeddings before their projection; where forwards are recorded, always the
-        same."""
-        assert self._projection is not None
-        width = self._projection.in_features
-        if tokens > MOST_TOKENS:
-            return self._place.empty(tokens, width)
-        if self._narrow_room is None:
-            self._narrow_room = self._place.empty(MOST_TOKENS, width)
-        return self._narrow_room.first(tokens)
-
-
-def _table(position: Sinusoids) -> NDArray[np.float32]:
-    rows = position.skipped + position.rows
-    if position.padding_index is None:
-        return sinusoids(rows, position.columns)[position.skipped :]
-    table = tensor2tensor_sinusoids(rows, position.columns)
-    table[position.padding_index] = 0
-    return table[position.skipped :]
-
-
-class LayerBuilder:
-    """Layers share the tables of their angles and biases."""
-
-    def __init__(self, max_length: int, weights: Weights, place: Placement) -> None:
-        self._max_length = max_length
-        self._weights = weights
-        self._place = place
-        self._angles: dict[Rope, tuple[kernels.Tensor, kernels.Tensor]] = {}
-        self._biases: dict[PositionBias, kernels.Tensor] = {}
-        self._blocks: dict[Layer, list[kernels.Block]] = {}
-        self._source_queries: dict[CrossAttention, kernels.Linear] = {}
-        self._input_norms: dict[Block, kernels.Norm | None] = {}
-
-    def layer(self, layer: Layer) -> kernels.Layer:
-        blocks = self._blocks[layer] = [self.block(block) for block in layer.blocks]
-        return kernels.Layer(blocks, parallel=layer.parallel)
-
-    def queries(self, layer: Layer) -> SourceQueries:
-        """Of a layer that was built."""
-        place = [isinstance(block.sublayer, CrossAttention) for block in layer.blocks].index(True)
-        block = layer.blocks[place]
-        assert isinstance(block.sublayer, CrossAttention)
-        before = kernels.Stack([kernels.Layer(self._blocks[layer][:place])], None)
-        return SourceQueries(before, self._input_norms[block], self._source_queries[block.sublayer])
-
-    def block(self, block: Block) -> kernels.Block:
-        norm = self._input_norms[block] = self._weights.built_norm(block.input_norm)
-        return kernels.Block(
-            self._sublayer(block.sublayer),
-            input_norm=norm,
-            output_norm=self._weights.built_norm(block.output_norm),
-            residual_norm=self._weights.built_norm(block.residual_norm),
-        )
-
-    def _sublayer(
-        self, part: Attention | CrossAttention | FeedForward
-    ) -> kernels.Attention | kernels.CrossAttention | kernels.FeedForward:
-        weights = self._weights
-        if isinstance(part, CrossAttention):
-            q = self._source_queries[part] = weights.layer_linear(part.q)
-            return kernels.CrossAttention(
-                q=q,
-                output=weights.layer_linear(part.output),
-                heads=part.heads,
-                scale=part.scale,
-            )
-        if isinstance(part, FeedForward):
-            return kernels.FeedForward(
-                intermediate=weights.layer_linear(part.intermediate),
-                output=weights.layer_linear(part.output),
-                activation=part.activation,
-                gated=part.gated,
-            )
-        return kernels.Attention(
-            qkv=weights.layer_linear(part.qkv),
-            output=weights.layer_linear(part.output),
-            heads=part.heads,
-            kv_heads=part.kv_heads,
-            left=part.left,
-            right=part.right,
-            scale=part.scale,
-            soft_cap=part.soft_cap,
-            q_norm=weights.built_norm(part.q_norm),
-            k_norm=weights.built_norm(part.k_norm),
-            rope=None if part.rope is None else self._rope(part.rope),
-            position_bias=None if part.position_bias is None else self._bias(part.position_bias),
-            **weights.cache_scales(part),
-        )
-
-    def _rope(self, rope: Rope) -> tuple[kernels.Tensor, kernels.Tensor]:
-        if rope not in self._angles:
-            cos, sin = rope.table(self._max_length)
-            exact = self._place.exact
-            self._angles[rope] = (
-                exact(cos, np.float32, "weights"),
-                exact(sin, np.float32, "weights"),
-            )
-        return self._angles[rope]
-
-    def _bias(self, bias: PositionBias) -> kernels.Tensor:
-        if bias not in self._biases:
-            # The kernels let distances beyond a table take its ends.
-            length = min(self._max_length, bias.max_distance + 1)
-            buckets = relative_buckets(
-                length, bias.table.rows, bias.max_distance, causal=bias.causal
-            )
-            by_distance = self._weights.fp32(bias.table.name)[buckets].T
-            self._biases[bias] = self._place.exact(by_distance, np.float32, "weights")
-        return self._biases[bias]

@@ -69,7 +69,7 @@ class StepBatch:
 
     @property
     def there(self) -> dict[str, kernels.Tensor]:
-        """Of the arrays those that are on the device."""
+        """The arrays that are on the device."""
         found = {"input_ids": self.sampled, "block_table": self.forked}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
@@ -90,8 +90,8 @@ class PagedStep(NamedTuple):
 def step_layout(
     tokens: int, sequences: int, pages: int, logit_rows: int, source_pages: int = 0
 ) -> Layout:
-    """Of a StepBatch whose longest sequence has so many pages, and its longest source; 0: it has no
-    sources."""
+    """The layout of a StepBatch whose longest sequence has `pages`, and its longest source
+    `source_pages`; 0: it has no sources."""
     sources = {"source_lengths": (sequences,), "source_table": (sequences, source_pages)}
     return Layout(
         input_ids=(tokens,),

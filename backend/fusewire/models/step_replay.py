@@ -119,7 +119,8 @@ class StepReplays(BlockRecordings[StepBucket]):
 
 
 def table_widths(pages: int, source_pages: int | None = None) -> tuple[int, ...]:
-    """Of the block tables of a step, and of its sources, that a recorded one has room for."""
+    """The widths of block tables of a step, and of its sources, that a recorded step has room
+    for."""
     if source_pages is None:
         return (_table_width(pages),)
     if pages > SHORT_PAGES:

@@ -94,7 +94,7 @@ def _blueprint(
         stack=stacks["decoder"],
         encoder=stacks["encoder"],
         task_heads={"generate": Head(None, (Dense(("lm_head",), hidden, words, False),))},
-        # Of old files, which nothing reads.
+        # In old files; nothing reads it.
         unread=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
         aliases=dict.fromkeys(
             ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),

@@ -9,8 +9,8 @@ from fusewire.models.config import Config
 
 @dataclass(frozen=True)
 class TargetTokens:
-    """In front of a target, its first and its last one, which may be any of some; None or () for no
-    such token: transformers' decoder_start_token_id, forced_bos_token_id and
+    """The token in front of a target, its first and its last one, which may be any of some; None or
+    () for no such token: transformers' decoder_start_token_id, forced_bos_token_id and
     forced_eos_token_id."""
 
     decoder_start: int | None = None

@@ -30,29 +30,30 @@ _MOST_SCORES = 1 << 25  # over the vocabulary, held at once: 128 MiB in fp32
 
 
 def hidden_states(model: EncoderModel) -> TaskHead:
-    """Of each sequence float32 [n, hidden]."""
+    """Hidden states of each sequence, float32 [n, hidden]."""
     return lambda hidden, batch, _: _of_each(model.place.numpy(hidden), batch)
 
 
 def token_logits(model: EncoderModel) -> TaskHead:
-    """Of each sequence float32 [n, labels]."""
+    """Logits of each token of each sequence, float32 [n, labels]."""
     return lambda hidden, batch, _: _of_each(model.logits(hidden, batch), batch)
 
 
 def sequence_logits(model: EncoderModel) -> TaskHead:
-    """Of each sequence float32 [labels]."""
+    """Logits of each sequence, float32 [labels]."""
     return lambda hidden, batch, _: list(model.logits(hidden, batch).copy())
 
 
 class EmbeddingOptions(NamedTuple):
     pooling: str  # as `kernels.pool` names it
     normalize: bool  # to length 1 (L2)
-    size: int | None = None  # so many first numbers, which are no longer of length 1
+    size: int | None = None  # leading numbers that are kept, which no longer have length 1
     rescale: bool = False  # these to length 1
 
 
 class Embedding:
-    """Of each sequence float32 [size]: hidden states pooled, through dense layers, normalized."""
+    """An embedding of each sequence, float32 [size]: hidden states pooled, through dense layers,
+    normalized."""
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class Embedding:
 
 
 class LikeliestTokens:
-    """Of each sequence (token ids int64, probabilities float32), both [masks, k]: the likeliest
-    tokens in the place of each mask token, likeliest first. Options: k."""
+    """The most likely tokens in the place of each mask token of each sequence, most likely first:
+    (token ids int64, probabilities float32), both [masks, k]. Options: k."""
 
     def __init__(self, model: EncoderModel, mask_id: int | None) -> None:
         """`mask_id`: None where the folder names no mask token; then no call is allowed."""
@@ -125,7 +126,7 @@ class LikeliestTokens:
     def _likeliest(
         self, hidden: kernels.Tensor, rows: NDArray[np.int64], k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Of the tokens at `rows`, [rows, k]."""
+        """The k most likely tokens at `rows`: ids and probabilities [rows, k]."""
         place = self._model.place
         # Probabilities of NaN are as good as any: they would hide it.
         finite = np.isfinite(place.numpy(hidden)[rows]).all(axis=1)

@@ -68,8 +68,8 @@ class TextTower(EncoderModel):
         return self._bias is None
 
     def embeddings(self, texts: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
-        """Of token ids [n] of each text: [texts, size]. InvalidInput: no text, one without the end
-        token, too long, or with an id that is not in the vocabulary."""
+        """Embeddings [texts, size] of token ids [n] of each text. InvalidInput: no text, one
+        without the end token, too long, or with an id that is not in the vocabulary."""
         if not texts:
             raise InvalidInput("input_ids", "no text", "1 or more", "send one")
         found = []
@@ -82,7 +82,7 @@ class TextTower(EncoderModel):
     def logits_per_image(
         self, images: NDArray[np.float32], texts: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Of embeddings [images, size] and [texts, size]: [images, texts]."""
+        """Logits [images, texts] of embeddings [images, size] and [texts, size]."""
         texts = _unit(texts)
         # One by one: a product of several rows sums in another order than that of one.
         logits = self._scale * np.stack([texts @ image for image in _unit(images)])

@@ -21,7 +21,7 @@ def vit(config: Config) -> Blueprint:
 
 
 def deit(config: Config) -> Blueprint:
-    """Of DeiTForImageClassificationWithTeacher the logits are the mean of two classifiers."""
+    """The logits of DeiTForImageClassificationWithTeacher are the mean of two classifiers."""
     return _blueprint(config, "deit", ("cls_token", "distillation_token"))
 
 

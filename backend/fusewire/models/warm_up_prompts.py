@@ -13,8 +13,8 @@ from fusewire.models.step_batch import StepBatch
 def warm_up_prompts(
     sizes: list[int], max_length: int, max_logit_rows: int, cache: DecoderCache
 ) -> Iterator[StepBatch]:
-    """Steps of so many tokens each, in prompts as long as the model and the cache take them; all of
-    them write the same pages. Logits are asked for of the last `max_logit_rows` tokens."""
+    """Steps of these numbers of tokens, in prompts as long as the model and the cache take them;
+    all of them write the same pages. Logits are asked for of the last `max_logit_rows` tokens."""
     longest = min(max_length, cache.pages * cache.page_size)
     for tokens in sizes:
         offsets = np.append(np.arange(0, tokens, longest), tokens).astype(np.int32)

@@ -8,8 +8,8 @@ from fusewire import kernels
 from fusewire.models.buckets import MOST_TOKENS
 from fusewire.models.model import Model
 
-# Of a batch, at most so many are tuned for the head, whose products are small or, over a
-# vocabulary, take much memory.
+# Rows of a batch up to which the head is tuned: its products are small or, over a vocabulary,
+# take much memory.
 MOST_HEAD_ROWS = 1024
 
 

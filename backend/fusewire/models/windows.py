@@ -10,8 +10,8 @@ TYPES = ("full_attention", "sliding_attention")
 
 
 def layer_types(config: Config, sliding: Callable[[int], bool]) -> list[str]:
-    """By layer, out of TYPES; `sliding` says it of a layer's index where `layer_types` is left
-    out."""
+    """The type of each layer, one of TYPES; where the config has no `layer_types`, `sliding` tells
+    by a layer's index whether it slides."""
     count = config.size("num_hidden_layers", most=4096)
     types = config.values.get("layer_types")
     if types is None:

@@ -28,9 +28,9 @@ _NUMBERS = 1 << 22  # of a result, widened to fp64 at once
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one result from the reference's, over all sequences; NaN where either side has one. A row
-    is a vector of the result's last axis: an embedding, a token's hidden state, the logits of a
-    place."""
+    """The difference of one result from the reference's, over all sequences; NaN where either side
+    has one. A row is a vector of the result's last axis: an embedding, a token's hidden state, the
+    logits of a place."""
 
     largest: float  # absolute
     mean: float  # absolute
@@ -39,7 +39,7 @@ class Difference:
 
 
 class Differences:
-    """Of results that come a sequence at a time."""
+    """The differences of results that come a sequence at a time."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Sums] = {}
@@ -52,7 +52,7 @@ class Differences:
                 sums.add(ours, theirs)
 
     def found(self) -> dict[str, Difference]:
-        """By the result's name."""
+        """The differences by the result's name."""
         return {name: sums.difference() for name, sums in self._of.items()}
 
 
@@ -100,8 +100,8 @@ def pieces(got: NDArray[Any], truth: NDArray[Any]) -> Iterator[tuple[Rows, Rows]
 
 
 def cosines(a: Rows, b: Rows) -> NDArray[np.float64]:
-    """Of each row of `a` with the same of `b`: [rows]. Of rows of zeros 1 with each other, and 0
-    with others."""
+    """The cosine of each row of `a` with the same row of `b`: [rows]. It is 1 for two rows of
+    zeros, and 0 for one beside another row."""
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     equal = (a == b).all(axis=1).astype(np.float64)
     found = np.divide((a * b).sum(axis=1), lengths, out=equal, where=lengths != 0)

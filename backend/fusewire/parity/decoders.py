@@ -106,14 +106,14 @@ class ComparedDecoder:
 
     @property
     def transformers_class(self) -> tuple[str, bool]:
-        """That the folder is opened with, and False: all of it is compared."""
+        """The class that the folder is opened with, and False: all of the model is compared."""
         if isinstance(self.model, SpeechModel):
             return "AutoModelForSpeechSeq2Seq", False
         sourced = isinstance(self.model, Seq2SeqModel)
         return "AutoModelForSeq2SeqLM" if sourced else "AutoModelForCausalLM", False
 
     def ours(self) -> Iterator[Results]:
-        """Of each text."""
+        """The results for each text."""
         if self.written is None:
             return self._whole(self.model)
         return iter([{"logits": logits} for logits in self.written])

@@ -95,7 +95,7 @@ class ComparedEncoder:
 
     @property
     def transformers_class(self) -> tuple[str, bool]:
-        """That the folder is opened with, and whether its encoder alone is compared."""
+        """The class that the folder is opened with, and whether only its encoder is compared."""
         half = SEQ2SEQ_ENCODERS.get(self.model.config["model_type"])
         if half is None:
             return _AUTO_CLASSES[self.task], False
@@ -103,7 +103,7 @@ class ComparedEncoder:
         return "AutoModelForSeq2SeqLM" if alone else "AutoModelForTextEncoding", alone
 
     def ours(self) -> Iterator[Results]:
-        """Of each sequence."""
+        """The results for each sequence."""
         return self._results(self.model)
 
     def ours_at(self, place: Placement) -> Iterator[Results]:

@@ -57,13 +57,13 @@ class ComparedImages:
 
     @property
     def transformers_class(self) -> tuple[str, bool]:
-        """That the folder is opened with, and False: all of it is compared."""
+        """The class that the folder is opened with, and False: all of the model is compared."""
         if self._labels:
             return "AutoModelForImageClassification", False
         return _CLASSES.get(self.model.config["model_type"], "AutoModel"), False
 
     def ours(self) -> Iterator[Results]:
-        """Of each image with the text beside it, all in one batch."""
+        """The results for each image with the text beside it, all in one batch."""
         return self._results(self.model)
 
     def ours_at(self, place: Placement) -> Iterator[Results]:
@@ -113,7 +113,7 @@ class ComparedImages:
 
 
 def _texts(tower: Any, count: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Of every length that the model reads, with its end token last."""
+    """Random texts of every length that the model reads, with its end token last."""
     longest = tower.max_length
     for index in range(count):
         length = longest if tower.reads_padding else 2 + index * (longest - 2) // max(1, count - 1)

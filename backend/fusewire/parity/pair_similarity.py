@@ -10,8 +10,8 @@ from fusewire.parity.agreement import cosines
 
 
 class PairSimilarity:
-    """Of embeddings by both sides that come one after the other: the first of a pair, the second,
-    the first of the next."""
+    """Spearman's correlation over embeddings by both sides that come one after the other: the first
+    of a pair, the second, the first of the next pair."""
 
     def __init__(self) -> None:
         self._embeddings: list[NDArray[np.float32]] = []  # [2, dim] each: ours, the reference's
@@ -21,7 +21,8 @@ class PairSimilarity:
         self._embeddings.append(np.stack([got, truth]))
 
     def spearman(self, gold: ArrayLike) -> tuple[float, float]:
-        """Of our cosines with the gold scores [pairs], and of the reference's."""
+        """Spearman's correlation of our cosines with the gold scores [pairs], and of the
+        reference's."""
         ours, theirs = np.stack(self._embeddings, axis=1).astype(np.float64)
         return (
             spearman(cosines(ours[0::2], ours[1::2]), gold),
@@ -41,7 +42,7 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From 1."""
+    """Ranks from 1; equal values share the mean of theirs."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
     return ranks[group]

@@ -27,7 +27,7 @@ class Compared(Protocol):
     def tokens(self) -> int: ...
     @property
     def following(self) -> Sequence[NDArray[Any]] | None:
-        """Of a model that generates: the token after each place that has logits."""
+        """The token after each place that has logits; None for a model that does not generate."""
 
     @property
     def continues_texts(self) -> bool:
@@ -44,11 +44,11 @@ class Reference(Protocol):
     architecture: str | None  # the class that computed, where it is another's
 
     def results(self, compared: Compared, dtype: str = "float32") -> Iterator[Results]:
-        """Of each sequence. The model is held until the last."""
+        """The results for each sequence. The model is held until the last."""
 
 
 class Transformers:
-    """On the CPU, with eager attention."""
+    """The model of transformers, on the CPU, with eager attention."""
 
     architecture: str | None = None  # of the model that was opened last
 

@@ -108,7 +108,7 @@ class Parity:
         return not self.failures
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no word for what is no finite number: None."""
+        """For JSON, which cannot write infinity and NaN: they become None."""
         found: dict[str, Any] = _finite(
             {
                 **asdict(self),

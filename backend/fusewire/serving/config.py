@@ -165,7 +165,7 @@ class Deployment(StrictSettings):
         return device
 
 
-# Of Deployment, what a model that generates has not, as its steps take requests at any time.
+# Fields of Deployment that a model that generates lacks, as its steps take requests at any time.
 BATCHING = ("max_batch_size", "queue_delay_us")
 # The settings of `serve`, and those of them that have neither flag nor environment variable.
 SERVE = (ServerSettings, Deployment, ModelSettings, GeneratorSettings)

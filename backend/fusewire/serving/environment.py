@@ -20,7 +20,7 @@ CONFIG = f"{_PREFIX}CONFIG"  # the file of `serve --config`
 
 API_KEY = f"{_PREFIX}API_KEY"
 
-# Those that are not settings.
+# Variables that are not settings.
 OTHERS = {
     API_KEY: "API key of the OpenAI endpoint, where there is no `api_key_file`.",
     CONFIG: "Path of the YAML file of `fusewire serve`, as `--config`.",

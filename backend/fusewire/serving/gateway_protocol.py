@@ -47,7 +47,8 @@ class Configuration(BaseModel):
     settings: ServerSettings
 
     def line(self) -> bytes:
-        """Without the control key, which the endpoint has no use for."""
+        """The configuration in one line, without the control key, which the endpoint has no use
+        for."""
         hidden = {"settings": set(secrets(ServerSettings))}
         return self.model_dump_json(exclude=hidden).encode() + b"\n"
 

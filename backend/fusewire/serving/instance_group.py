@@ -7,7 +7,8 @@ on the CPU, and so even where the file names a GPU that is missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fusewire import devices
 from fusewire.errors import ConfigurationError
@@ -47,6 +48,11 @@ def check(name: str, kind: str, gpus: Sequence[int]) -> None:
                 f"{name}: instance_group: got GPU {gpu}, wanted one of those that this machine "
                 f"shows ({', '.join(map(str, here))}); import the model with another --device"
             )
+
+
+def instances(groups: Iterable[Mapping[str, Any]]) -> int:
+    """How many instances the groups of a model have, which are as Triton's JSON has them."""
+    return sum(int(each.get("count", 1)) * max(1, len(each.get("gpus", ()))) for each in groups)
 
 
 def of_instance(name: str, kind: str, device_id: str) -> str:

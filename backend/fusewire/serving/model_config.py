@@ -85,7 +85,7 @@ def of_json(config: Mapping[str, Any]) -> Any:
 
 
 def chosen_versions(config: Any, versions: Iterable[int]) -> set[int]:
-    """Those that Triton loads of the versions that there are."""
+    """The versions that Triton loads, of those that there are."""
     policy = config.version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":

@@ -22,7 +22,7 @@ _ONE_STEP = json.dumps(
     {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "priority": -1000}
 )
 _LENGTH_BYTES = 4  # of a text, in the files of the warm-up request
-# Of numbers there: their spelling in `struct`.
+# How `struct` spells numbers there.
 _SPELLED = {"TYPE_INT64": "q", "TYPE_FP32": "f"}
 _PROTOCOL = {"TYPE_STRING": "BYTES", "TYPE_INT64": "INT64", "TYPE_FP32": "FP32"}
 _CHANNELS = 3
@@ -61,7 +61,7 @@ class ProbeTensor:
 
     @property
     def dims(self) -> list[int]:
-        """Without the batch dimension."""
+        """The shape without the batch dimension."""
         if self.name != "pixel_values":
             return [len(self.values)]
         side = math.isqrt(len(self.values) // _CHANNELS)

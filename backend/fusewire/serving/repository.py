@@ -11,10 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fusewire import devices
@@ -32,6 +30,13 @@ from fusewire.serving.config import (
 )
 from fusewire.serving.probe import WARMUP
 from fusewire.serving.served_files import descriptions, served_files
+from fusewire.serving.version_folder import (
+    Progress,
+    copy_files,
+    occupied,
+    removed_on_error,
+    replace_version,
+)
 from fusewire.tasks.contract import GENERATE, GENERATING, contract
 from fusewire.text.tokenizer_files import WANTED, tokenizer_file
 from fusewire.weights import open_folder
@@ -41,9 +46,6 @@ from fusewire.weights.tensorflow.conversion import converted, tensorflow_weights
 _log = logging.getLogger(__name__)
 
 CONFIG = "config.pbtxt"
-_CHUNK_BYTES = 8 << 20
-
-Progress = Callable[[str, int, int], None]  # file name, bytes done, bytes in all
 
 
 def _silent(name: str, done: int, total: int) -> None:
@@ -82,7 +84,7 @@ def import_folder(
             )
         beside = Path(repository)
         with (
-            written(beside),
+            removed_on_error(beside),
             converted(source, weights, descriptions(source), beside, progress) as folder,
         ):
             return import_folder(
@@ -122,17 +124,19 @@ def import_folder(
 
     entry = Path(repository) / name
     version = entry / str(deployment.version)
-    with written(entry):
-        if not replace and _occupied(version):
+    with removed_on_error(entry):
+        if not replace and occupied(version):
             raise ConfigurationError(
                 f"{name}: version {deployment.version} exists already, wanted a new one; give "
                 "another --version, or --replace"
             )
         entry.mkdir(parents=True, exist_ok=True)
         if link:
-            _swap(version, lambda staged: staged.symlink_to(source, target_is_directory=True))
+            replace_version(
+                version, lambda staged: staged.symlink_to(source, target_is_directory=True)
+            )
         else:
-            _swap(version, lambda staged: _copy(files, staged, progress))
+            replace_version(version, lambda staged: copy_files(files, staged, progress))
         warmup = entry / WARMUP
         if question:
             warmup.mkdir(exist_ok=True)
@@ -250,7 +254,7 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
 
 
 def without_use(folder: Path, task: object, settings: frozenset[str]) -> frozenset[str]:
-    """Of these settings those that a model folder has no use for. `task`: None: the folder's."""
+    """The settings among these that a model folder has no use for. `task` None: the folder's."""
     try:
         config = read_config(folder)
         does = tasks_of(config) if task is None else str(task)
@@ -258,23 +262,6 @@ def without_use(folder: Path, task: object, settings: frozenset[str]) -> frozens
         return settings
     images = reads_images(config)
     return frozenset(each for each in settings if not has_use_for(does, each, images=images))
-
-
-@contextmanager
-def written(entry: Path) -> Iterator[None]:
-    """Removes a new entry after an error; an OSError becomes a ConfigurationError."""
-    found = os.path.lexists(entry)
-    try:
-        yield
-    except BaseException as error:
-        if not found:
-            shutil.rmtree(entry, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise ConfigurationError(
-                f"{error.filename or entry}: got '{error.strerror or error}', wanted to write "
-                f"{entry}; make room there, or see to the permissions"
-            ) from None
-        raise
 
 
 def _check_batching(deployment: Deployment) -> None:
@@ -285,36 +272,3 @@ def _check_batching(deployment: Deployment) -> None:
                 "its steps take requests at any time; remove it, or set max_sequences or "
                 "max_batch_tokens"
             )
-
-
-def _copy(files: dict[str, Path], target: Path, progress: Progress) -> None:
-    total = sum(path.stat().st_size for path in files.values())
-    done = 0
-    for name, path in files.items():
-        copy = target / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("rb") as reader, copy.open("wb") as writer:
-            while chunk := reader.read(_CHUNK_BYTES):
-                writer.write(chunk)
-                done += len(chunk)
-                progress(name, done, total)
-
-
-def _swap(version: Path, fill: Callable[[Path], None]) -> None:
-    """Builds the version folder aside and moves it into place, so that a reader sees all of it or
-    nothing, and a server that has the old files mapped keeps them."""
-    with tempfile.TemporaryDirectory(dir=version.parent, prefix=".import-") as aside:
-        staged = Path(aside) / "staged"
-        fill(staged)
-        if version.is_symlink():
-            version.unlink()
-        elif version.exists():
-            shutil.move(version, Path(aside) / "old")
-        os.rename(staged, version)
-
-
-def _occupied(version: Path) -> bool:
-    """Whether there is more than the placeholder of an entry that is committed without weights."""
-    if version.is_symlink():
-        return True
-    return version.exists() and any(path.name != ".gitkeep" for path in version.iterdir())

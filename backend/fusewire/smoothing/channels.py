@@ -58,8 +58,8 @@ def check_smooth(config: Mapping[str, Any], alpha: float) -> None:
 
 
 def channels_of(blueprint: Blueprint) -> list[Channels]:
-    """Of all layers of a decoder. ConfigurationError for one that has no norm in front of its
-    matrices, and where a tensor that would be changed has another place too."""
+    """The channels of all layers of a decoder. ConfigurationError for one that has no norm in front
+    of its matrices, and for a tensor to be changed that the model uses elsewhere too."""
     found = [channels for layer in blueprint.stack.layers for channels in _of_layer(layer)]
     places = Counter(
         name
@@ -81,7 +81,7 @@ def channels_of(blueprint: Blueprint) -> list[Channels]:
 
 
 def first_matrix(sublayer: Attention | FeedForward) -> Dense:
-    """That which reads the sublayer's input."""
+    """The matrix that reads the sublayer's input."""
     return sublayer.qkv if isinstance(sublayer, Attention) else sublayer.intermediate
 
 
@@ -94,7 +94,7 @@ def _of_layer(layer: Layer) -> list[Channels]:
         first = first_matrix(sublayer)
         if norm is None:
             raise ConfigurationError(
-                f"smooth: got {first.names[0]} without a norm in front of it (norms are behind the "
+                f"smooth: got {first.names[0]} without a norm in front of it (norms are after the "
                 f"residual), wanted one that gives its input alone; {_REMEDY}"
             )
         readers.setdefault(norm, []).append(first)

@@ -24,8 +24,9 @@ Exponents = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Change:
-    """Of a tensor: its rows (the numbers of a vector) times 2 ** rows, its columns times
-    2 ** columns. `one_plus`: of the numbers more by 1 that the tensor stands for (Gemma)."""
+    """The change of a tensor: its rows (the numbers of a vector) times 2 ** rows, its columns times
+    2 ** columns. `one_plus`: the tensor holds numbers less 1 (Gemma), which are changed as a
+    whole."""
 
     rows: Exponents | None = None
     columns: Exponents | None = None
@@ -47,7 +48,7 @@ class Change:
 def changes(
     channels: Sequence[Channels], maxima: Maxima, weights: Weights, alpha: float
 ) -> dict[str, Change]:
-    """By name of tensor."""
+    """The changes by name of tensor."""
     found: dict[str, Change] = {}
     rows: dict[Dense, Exponents] = {}
     columns: dict[Dense, Exponents] = {}

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.calibration_texts import calibration_texts
+from fusewire.float_types import converted
 from fusewire.models import blueprint_of, read_config
 from fusewire.models.assemble import Weights
-from fusewire.placement import Placement, converted
+from fusewire.placement import Placement
 from fusewire.smoothing.channels import channels_of, check_smooth
 from fusewire.smoothing.factors import Change, changes
 from fusewire.smoothing.maxima import channel_maxima

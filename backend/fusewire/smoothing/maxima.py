@@ -11,8 +11,9 @@ from fusewire import kernels
 from fusewire.calibration_texts import Ids
 from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Attention, Blueprint, Dense, Embeddings, FeedForward, Norm
+from fusewire.models.embeddings import BuiltEmbeddings
 from fusewire.models.inputs import Inputs, packed_layout
-from fusewire.models.stack import BuiltEmbeddings, LayerBuilder
+from fusewire.models.layer_builder import LayerBuilder
 from fusewire.placement import Placement
 from fusewire.smoothing.channels import first_matrix
 from fusewire.weights import Checkpoint
@@ -23,10 +24,10 @@ Maxima = dict[Norm | Dense, NDArray[np.float32]]
 def channel_maxima(
     blueprint: Blueprint, checkpoint: Checkpoint, texts: Sequence[Ids], place: Placement
 ) -> Maxima:
-    """Of what each norm in front of a sublayer gives, [hidden], and under the first matrix of each
-    sublayer of what its last matrix reads, [inputs]; of attention, whose last matrix reads means of
-    values, of these values, [kv_width]. Builds one layer at a time. `place`: on the CPU, in fp32.
-    """
+    """The largest magnitude of each channel: by norm in front of a sublayer, of what it gives,
+    [hidden]; by first matrix of a sublayer, of what its last matrix reads, [inputs], for attention
+    of the values that this is a mean of, [kv_width]. Builds one layer at a time. `place`: on the
+    CPU, in fp32."""
     stack, weights = blueprint.stack, Weights(checkpoint, place)
     assert isinstance(stack.embeddings, Embeddings)
     lengths = [ids.size for ids in texts]

@@ -40,7 +40,7 @@ _INPUTS = (
     _ids("token_type_ids"),
 )
 
-# Of a folder of images: a request gives image or pixel_values, or a text to an embedder that
+# For a folder of images: a request gives image or pixel_values, or a text to an embedder that
 # compares them with images. candidate_labels and text_input are there as text_pair is above.
 _IMAGES = (
     _text("image"),
@@ -95,7 +95,7 @@ RETURNED = (
 )
 
 
-# Of a sound: nothing is scored or aligned before the text.
+# What comes with the text of a sound: nothing is scored or aligned before it.
 TRANSCRIBE_RETURNED = (*RETURNED[:-2], "segments", "language", "duration")
 
 

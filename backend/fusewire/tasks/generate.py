@@ -180,8 +180,8 @@ def _prompt(
 def sent_parameters(
     inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Value]
 ) -> dict[str, Any]:
-    """Those of the tensor, and of the request's own those that it does not name. A null names
-    none."""
+    """The parameters of the tensor, and those of the request that the tensor does not name. A null
+    names none."""
     own = read_object("parameters", json.dumps(parameters).encode()) if parameters else {}
     if FIELD not in inputs:
         return own
@@ -209,7 +209,7 @@ def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def flag(inputs: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:
-    """Of an input; InvalidInput unless it is one value."""
+    """The flag in an input; InvalidInput unless it is one value."""
     return bool(single(inputs, name)) if name in inputs else default
 
 

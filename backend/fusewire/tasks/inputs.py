@@ -21,7 +21,7 @@ from fusewire.text.tokenizer_files import WANTED
 
 Pairs = Literal["refused", "optional", "required"]
 
-# Of a text: each takes hundreds of bytes of memory to tokenise.
+# In a text: tokenising takes hundreds of bytes of memory for each.
 MOST_CHARACTERS = 1 << 24
 _TEXT_FIELDS = ("text_input", "text_pair")
 _ID_FIELDS = ("input_ids", "attention_mask", "token_type_ids")

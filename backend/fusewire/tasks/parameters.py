@@ -44,7 +44,7 @@ Value = str | int | float | bool
 
 
 def request_parameters(task: str, *, images: bool = False) -> tuple[str, ...]:
-    """Of a task of a folder of texts, or of one of images."""
+    """The request parameters of a task for texts, or for `images`."""
     return (IMAGE_PARAMETERS if images else REQUEST_PARAMETERS)[task]
 
 

@@ -20,7 +20,7 @@ IMAGE_TASK_TYPES: dict[str, type[Task]] = {task.name: task for task in (Label, E
 
 
 def task_type(task: str, *, images: bool) -> type[Task]:
-    """Of a folder of texts, or of one of images; ConfigurationError where it has no such task."""
+    """The class of a task for texts, or for `images`; ConfigurationError where there is none."""
     types = IMAGE_TASK_TYPES if images else TASK_TYPES
     if task not in types:
         raise ConfigurationError(

@@ -15,8 +15,9 @@ _FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid"
 
 
 def score_function(folder: Path, config: Mapping[str, Any], labels: int) -> ScoreFunction:
-    """From logits to scores: what the folder names, else the sigmoid of one label, else nothing.
-    CheckpointError for a function that is not supported. `config`: the folder's config.json."""
+    """The function from logits to scores: the one that the folder names, else the sigmoid for one
+    label, else none. CheckpointError for a function that is not supported. `config`: the folder's
+    config.json."""
     file, named = _named(folder, config)
     if named is None:
         return "sigmoid" if labels == 1 else "none"

@@ -27,7 +27,7 @@ class TextRow:
 
     @property
     def unread_tokens(self) -> int:
-        """About so many tokens are still to be made of it; of texts fewer than they have."""
+        """An estimate of the tokens still to be made of it: at most as many as a text has."""
         return -(-(len(self.text) + len(self.pair or "")) // _CHARACTERS_PER_TOKEN)
 
 
@@ -84,7 +84,7 @@ class Tokens:
 
     @staticmethod
     def of_ids(row: IdRow) -> Tokens:
-        """Of ids that the model knows."""
+        """The tokens of ids that the model knows."""
         sequence = Sequence(row.input_ids, row.token_type_ids.astype(np.int32, copy=False))
         return Tokens(sequence, row.places, row.width)
 
@@ -123,10 +123,10 @@ class Query:
 
     @property
     def unread_tokens(self) -> int:
-        """About so many tokens are still to be made of its rows."""
+        """An estimate of the tokens still to be made of its rows."""
         return sum(row.unread_tokens for row in self.rows)
 
     @property
     def undecoded_pixels(self) -> int:
-        """Of its encoded images."""
+        """Pixels of its encoded images."""
         return sum(row.pixels for row in self.rows if isinstance(row, ImageRow))

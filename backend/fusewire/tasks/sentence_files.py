@@ -52,7 +52,7 @@ class SentenceFiles:
     pools_prompts: bool = True
     similarity: str = SIMILARITIES[0]
     dense: tuple[Dense, ...] = ()  # between pooling and scaling
-    truncate_dim: int | None = None  # so many first numbers of a scaled vector
+    truncate_dim: int | None = None  # leading numbers of a scaled vector that are kept
 
     @staticmethod
     def read(folder: Path) -> SentenceFiles:

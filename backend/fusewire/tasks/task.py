@@ -118,7 +118,7 @@ class Task(ABC):
 
     @abstractmethod
     def head(self) -> TaskHead:
-        """From hidden states to what `reply` needs of each sequence. Called once."""
+        """Makes of hidden states what `reply` needs of each sequence. Called once."""
 
     def head_options(self, settings: EngineSettings) -> Any:
         """What the head takes for the sequences of a request with these settings."""

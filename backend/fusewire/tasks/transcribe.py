@@ -31,7 +31,7 @@ _FILES = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff")
 
 @dataclass(frozen=True)
 class TranscribeRequest(GenerateRequest):
-    """Its prompt is a Sound, of so many seconds."""
+    """Its prompt is a Sound of `duration` seconds."""
 
     duration: float = 0.0
 

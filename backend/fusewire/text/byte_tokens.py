@@ -43,7 +43,7 @@ def byte_backend(config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _sentinels(config: dict[str, Any]) -> list[str]:
-    """Those that the file names, by one key or another, else the usual ones."""
+    """The sentinels that the file names, by one key or another, else the usual ones."""
     for key in ("additional_special_tokens", "extra_special_tokens"):
         names = config.get(key)
         if names:

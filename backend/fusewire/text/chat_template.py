@@ -16,20 +16,15 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 
 from fusewire.errors import CheckpointError, InvalidInput, type_name
-from fusewire.text.message_parts import text_of_parts
+from fusewire.text.conversation import MOST_CHARACTERS, checked_messages, json_size
 from fusewire.text.template_sandbox import TemplateSandbox
-from fusewire.text.tokenizer import CONFIG
+from fusewire.text.tokenizer_files import CONFIG
 from fusewire.weights import file_in, read_json
 
 FILE = "chat_template.jinja"
 LEGACY_FILE = "chat_template.json"
 # Models come with less than half of it. Compiling takes seconds for so much, and grows with it.
 MOST_TEMPLATE_BYTES = 1 << 17
-
-# A conversation's size: more tokens than any model reads.
-MOST_MESSAGES = 4096
-MOST_CHARACTERS = 1 << 22
-MOST_NESTING = 16  # of what a message holds beside its text, as calls of tools
 
 _VARIABLES = "chat_template_kwargs"  # under which requests send them
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
@@ -86,7 +81,7 @@ class ChatTemplate:
         `template_kwargs`: more that the template may read, by name (enable_thinking, …); plain
         values of JSON.
         """
-        conversation = _checked(messages)
+        conversation = checked_messages(messages)
         further = self._checked_variables(template_kwargs or {})
         try:
             return self._template.render(
@@ -113,7 +108,7 @@ class ChatTemplate:
             if not name.isidentifier() or name in taken:
                 wanted = f"names of variables other than {', '.join(sorted(taken))}"
                 raise InvalidInput(_VARIABLES, repr(name)[:80], wanted, "remove it")
-        size = _size(variables, "", _VARIABLES)
+        size = json_size(variables, "", _VARIABLES)
         if size > MOST_CHARACTERS:
             got, most = f"over {MOST_CHARACTERS} characters", f"at most {MOST_CHARACTERS}"
             raise InvalidInput(_VARIABLES, got, most, "shorten it")
@@ -131,7 +126,7 @@ class _Refusal(TemplateError):
 
 
 def _environment() -> TemplateSandbox:
-    """With the functions that transformers gives chat templates."""
+    """A sandbox with the functions that transformers gives chat templates."""
 
     def tojson(
         value: Any,
@@ -210,69 +205,6 @@ def _default_of(templates: list[Any], source: str) -> Any:
             f"save the one to use as {FILE}"
         )
     return named["default"]
-
-
-def _checked(messages: object) -> list[dict[str, Any]]:
-    """The messages without their nulls, which templates do not expect, and each with one text."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        got = type_name(messages, "null")
-        raise InvalidInput("messages", got, "a list", "send a conversation")
-    if not 1 <= len(messages) <= MOST_MESSAGES:
-        wanted = f"1..{MOST_MESSAGES} messages"
-        remedy = "send a shorter conversation" if messages else "send at least one"
-        raise InvalidInput("messages", f"{len(messages)}", wanted, remedy)
-    size, plain = 0, []
-    for index, message in enumerate(messages):
-        where = f" in message {index}"
-        if not isinstance(message, Mapping):
-            got = f"{type_name(message, 'null')}{where}"
-            raise InvalidInput("messages", got, "objects with role and content", "correct it")
-        if isinstance(message.get("content"), list):
-            message = {**message, "content": text_of_parts(message["content"], index)}
-        for name in ("role", "content"):
-            value = message.get(name, None if name == "content" else 0)
-            if not isinstance(value, str) and not (name == "content" and value is None):
-                got = f"{type_name(value, 'null') if name in message else 'none'}{where}"
-                raise InvalidInput(name, got, "a string", "send text")
-        if message.get("content") is None and not _may_be_silent(message):
-            got = f"null{where}" if "content" in message else f"none{where}"
-            wanted = "text, which only an assistant's message with tool_calls may lack"
-            raise InvalidInput("content", got, wanted, "send text")
-        size += _size(message, where)
-        if size > MOST_CHARACTERS:
-            raise InvalidInput(
-                "messages",
-                f"over {MOST_CHARACTERS} characters",
-                f"at most {MOST_CHARACTERS}",
-                "send a shorter conversation",
-            )
-        plain.append({key: value for key, value in message.items() if value is not None})
-    return plain
-
-
-def _may_be_silent(message: Mapping[str, Any]) -> bool:
-    calls = message.get("tool_calls") or message.get("function_call")
-    return message["role"] == "assistant" and bool(calls)
-
-
-def _size(value: object, where: str, field: str = "messages", depth: int = 0) -> int:
-    """Characters and entries of plain JSON; InvalidInput names `field` for anything else."""
-    if depth > MOST_NESTING:
-        wanted = f"at most {MOST_NESTING} levels"
-        raise InvalidInput(field, f"deeper nesting{where}", wanted, "flatten it")
-    if isinstance(value, str):
-        return 1 + len(value)
-    if value is None or isinstance(value, (bool, int, float)):
-        return 1
-    if isinstance(value, Mapping):
-        return 1 + sum(
-            _size(key, where, field, depth + 1) + _size(item, where, field, depth + 1)
-            for key, item in value.items()
-        )
-    if isinstance(value, list):
-        return 1 + sum(_size(item, where, field, depth + 1) for item in value)
-    got = f"{type(value).__name__}{where}"
-    raise InvalidInput(field, got, "JSON values", "send plain values")
 
 
 def _refused(got: str) -> InvalidInput:

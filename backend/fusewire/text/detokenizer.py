@@ -29,7 +29,8 @@ from fusewire.text.byte_level import bytes_of
 from fusewire.text.byte_pieces import BYTE_TOKEN, decoder_steps, joins_bytes
 from fusewire.text.loose_spaces import TighteningStream
 from fusewire.text.piece_text import Joining
-from fusewire.text.tokenizer import FILE, Tokenizer
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.weights.formats import TOKENIZER as FILE
 
 # Last tokens of a prompt in which text is looked for, as context of the answer.
 _PROMPT_TOKENS = 16
@@ -113,7 +114,7 @@ class TextStream:
 
 
 class Silence(TextStream):
-    """Of a sequence whose text nobody wants: always empty."""
+    """The text of a sequence that nobody reads: always empty."""
 
     def __init__(self) -> None:
         pass

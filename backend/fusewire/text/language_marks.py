@@ -40,7 +40,7 @@ class LanguageMarks:
         return self.spelled.format(code)
 
     def code(self, token: str) -> str | None:
-        """None for a token that is no language."""
+        """The language code that a token stands for; None for another token."""
         return _code(token, self.spelled, "|".join([*map(re.escape, self.codes), self.others]))
 
     def languages(self, ids: Mapping[str, int], config: dict[str, Any]) -> Languages:
@@ -68,8 +68,8 @@ class LanguageMarks:
 
 
 def marks_of(kind: str, config: dict[str, Any]) -> LanguageMarks | None:
-    """Of the class of tokenizers that `tokenizer_class` calls `kind`; None for others.
-    CheckpointError."""
+    """The marks of the class of tokenizers that `tokenizer_class` calls `kind`; None for a class
+    without. CheckpointError for language_codes that are not known."""
     marks = _MARKS.get(kind)
     if marks is None:
         return None
@@ -121,7 +121,8 @@ def follow_class(backend: tokenizers.Tokenizer, kind: str, config: dict[str, Any
 
 
 def _frozen(backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> Languages:
-    """None where no language stands around a text."""
+    """The languages of a template that stays as it is; none where no language stands around a
+    text."""
     for spelled, codes in (("{}", _SCRIPT_OR_REGION), ("__{}__", _LANGUAGE)):
         known = {
             code: special[token] for token in special if (code := _code(token, spelled, codes))
@@ -136,7 +137,7 @@ def _frozen(backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> Langua
 
 
 def _code(token: str, spelled: str, codes: str) -> str | None:
-    """None for a token that is no language, of `codes` that are one."""
+    """The language code that a token stands for, one of `codes`; None for another token."""
     found = re.fullmatch(spelled.format(f"({codes})"), token)
     return found and found[1]
 

@@ -36,10 +36,6 @@ class Languages:
         """As a request names them: `eng_Latn`, `en_XX`, `en`, `fra`."""
         return sorted(self.ids)
 
-    def extra_tokens(self, target_lang: str | None) -> int:
-        """How many more ids `source_ids` may give than it gets."""
-        return int(self.in_source and target_lang is not None)
-
     def source_ids(
         self,
         ids: Sequence[int],

@@ -56,7 +56,7 @@ class LeastTokens:
         if backend.normalizer is not None:
             added += [backend.normalizer.normalize_str(content) for content in added]
         if _spells_everything(backend, cutters) and all(map(_keeps, steps)):
-            self._units, self._by_character = re.compile(r"\S+"), True
+            self._units, self._by_character = _CHARACTERS, True
             vocabulary = backend.get_vocab(with_added_tokens=False)
             composed = any(part["type"] in _COMPOSING for part in steps)
             self._most = max(map(len, [*vocabulary, *added])) * (_COMPOSED if composed else 1)

@@ -66,7 +66,7 @@ class PieceJoining:
 
     @staticmethod
     def plain(special: Collection[str]) -> PieceJoining:
-        """Of pieces of any kind, whose mark becomes a space."""
+        """For pieces of any kind, whose mark becomes a space."""
         return PieceJoining({}, frozenset(special), "", True, False, False)
 
     def stream(self) -> PieceStream:

@@ -96,7 +96,7 @@ class SentencePieceNormalizer:
         return text.rstrip(SPACE) if self._single_spaces else text
 
     def _replaced(self, text: str) -> str:
-        """By the rules, but for user-defined pieces."""
+        """The text replaced by the rules, except for user-defined pieces."""
         if self._kept is None:
             return self._rules.apply(text)
         parts, at = [], 0
@@ -113,7 +113,7 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
     def weighed(text: str, score: float, kind: int) -> float:
         if kind == USER_DEFINED:  # is chosen wherever it stands
             return len(text.encode()) * most - 0.1
-        # Of other pieces the library should see none when it looks for the lowest.
+        # The library looks for the lowest score, which is to be that of a normal piece.
         return score if kind == NORMAL else most
 
     return models.Unigram(

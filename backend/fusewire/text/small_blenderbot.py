@@ -124,7 +124,7 @@ def _merges(folder: Path) -> list[tuple[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[1:-1]  # behind the version's
     except UnicodeDecodeError:
-        raise _fault(MERGES, "text", "bytes that are none", "UTF-8") from None
+        raise _fault(MERGES, "text", "other bytes", "UTF-8") from None
     pairs = [line.split() for line in lines]
     return [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
 

@@ -78,7 +78,7 @@ class TextProcessor:
         return self.ids(field, text, add_special_tokens)
 
     def ids(self, field: str, text: str, special_tokens: bool) -> list[int]:
-        """Of a text."""
+        """The ids of a text."""
         self._check_size(field, text)
         try:
             (encoded,) = self._required().encode(
@@ -97,7 +97,7 @@ class TextProcessor:
             raise _unreadable(field, fault) from None
 
     def text(self, field: str, tokens: Sequence[int]) -> str:
-        """Of token ids."""
+        """The text of token ids."""
         tokenizer = self._required()
         for token in tokens:
             if not tokenizer.has(token):
@@ -132,7 +132,7 @@ class TextProcessor:
         whole: list[str | tuple[str, str]] = []
         for one in texts:
             parts = [prompt + one] if isinstance(one, str) else list(one)
-            # Of longer ones, which nearly all fill their limit, this much is read.
+            # Longer ones nearly all fill their limit with this much.
             parts = [part[: self.most_characters] for part in parts]
             if not self._fills(parts, limit):
                 whole.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))
@@ -144,7 +144,7 @@ class TextProcessor:
         return filled + sum(min(len(each), limit) for each in encoded)
 
     def _fills(self, texts: Sequence[str], limit: int) -> bool:
-        """Whether a text or pair is so long that this shows before it is tokenised."""
+        """Whether a text or pair has `limit` tokens for certain, without tokenising it."""
         if sum(map(len, texts)) <= WORTH_WHILE:
             return False
         tokenizer = self._required()

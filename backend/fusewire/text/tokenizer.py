@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Encoding, normalizers
+from tokenizers import Encoding, normalizers
 
 from fusewire.errors import CheckpointError
 from fusewire.text.byte_level import bytes_of
@@ -38,6 +38,12 @@ from fusewire.text.tokenizer_files import (
     tokenizer_config,
     tokenizer_file,
 )
+from fusewire.text.tokenizer_settings import (
+    add_listed_tokens,
+    follow_bert_switches,
+    max_length,
+    truncation_side,
+)
 from fusewire.weights import file_in
 from fusewire.weights.formats import TOKENIZER as FILE
 
@@ -49,13 +55,6 @@ _USUAL_NAMES = {
     "sep_token": ("[SEP]", "</s>"),
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
-}
-
-# tokenizer_config.json -> the BERT normaliser's name. strip_accents may be null: as lower-casing.
-_BERT_SWITCHES = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
 }
 
 
@@ -107,8 +106,8 @@ class Tokenizer:
         self._numbering = numbering
         self.bad_bytes = bad_bytes
         if numbering is None:
-            _follow_bert_switches(backend, config)
-            _add_listed(backend, config)
+            follow_bert_switches(backend, config)
+            add_listed_tokens(backend, config)
             backend.encode_special_tokens = config.get("split_special_tokens") is True
             added = backend.get_added_tokens_decoder()
             self.special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -121,8 +120,8 @@ class Tokenizer:
         self.sep_id = self._role(config, "sep_token")
         self.pad_id = self._role(config, "pad_token")
         self.unk_id = self._role(config, "unk_token")
-        self.truncation_side = _choice(config, "truncation_side", ("right", "left"))
-        self.max_length = _max_length(config)
+        self.truncation_side = truncation_side(config)
+        self.max_length = max_length(config)
         joins = numbering is not None and numbering.joining is not None
         python_class = joins or bad_bytes != "replace"
         cleans = numbering is not None and numbering.cleans_spaces
@@ -263,7 +262,7 @@ class Tokenizer:
         return tighten(text) if self.cleans_spaces else text
 
     def decode_as_spelled(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        """Without taking loose spaces back."""
+        """As `decode`, with the spaces that it would take away."""
         with _faults():
             if self._numbering is None and self.bad_bytes == "replace":
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -370,64 +369,3 @@ def _same_parts(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     added = backend.get_added_tokens_decoder()
     twin.add_tokens([added[index] for index in sorted(added)])
     return twin
-
-
-def _follow_bert_switches(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    """Lets tokenizer_config.json overrule a BERT normaliser, as transformers' BERT classes do; its
-    plain fast class takes tokenizer.json as it stands."""
-    normalizer = backend.normalizer
-    if not isinstance(normalizer, normalizers.BertNormalizer):
-        return
-    if config.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-        return
-    for key, switch in _BERT_SWITCHES.items():
-        if key not in config:
-            continue
-        value = config[key]
-        if not isinstance(value, bool) and (value is not None or key != "strip_accents"):
-            raise CheckpointError(
-                f"{CONFIG}: {key}: got {value!r}, wanted true or false; correct the file"
-            )
-        setattr(normalizer, switch, value)
-    backend.normalizer = normalizer
-
-
-def _add_listed(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    """Adds the tokens that tokenizer_config.json lists and tokenizer.json lacks, as transformers
-    does: those of a chat are at times written into the one file alone."""
-    listed = config.get("added_tokens_decoder") or {}
-    try:
-        tokens = {int(index): dict(token) for index, token in listed.items()}
-        for index, token in sorted(tokens.items()):
-            if backend.token_to_id(token["content"]) is None:
-                token.pop("__type", None)
-                backend.add_tokens([AddedToken(**token)])
-                if backend.token_to_id(token["content"]) != index:
-                    raise ValueError(f"{token['content']!r} is not the next token")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{CONFIG}: added_tokens_decoder: got {repr(listed)[:80]} ({error}), wanted the tokens "
-            f"of {FILE} and those after them, by id; correct one of the two files"
-        ) from None
-
-
-def _choice(config: dict[str, Any], key: str, allowed: tuple[str, ...]) -> str:
-    value = config.get(key, allowed[0])
-    if value not in allowed:
-        raise CheckpointError(
-            f"{CONFIG}: {key}: got {value!r}, wanted one of {', '.join(allowed)}; correct the file"
-        )
-    return str(value)
-
-
-def _max_length(config: dict[str, Any]) -> int | None:
-    """model_max_length, None where transformers wrote its "no limit" (1e30) or nothing."""
-    value = config.get("model_max_length")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
-        raise CheckpointError(
-            f"{CONFIG}: model_max_length: got {value!r}, wanted a number of at least 1; "
-            "correct the file"
-        )
-    return int(value) if value < 1e9 else None

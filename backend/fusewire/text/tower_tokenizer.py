@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError, InvalidInput
-from fusewire.text.tokenizer import CONFIG, FILE, Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer_files import CONFIG
 from fusewire.weights import read_json
+from fusewire.weights.formats import TOKENIZER as FILE
 
-# Of one text, whose tokens are few: longer ones would take seconds to be refused by their tokens.
+# A text has few tokens: longer ones would take seconds to be refused by their number.
 _MOST_CHARACTERS = 1 << 16
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PADS_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")  # where no file says so
@@ -58,8 +60,8 @@ class TowerTokenizer:
     def ids(
         self, texts: Sequence[str], *, field: str = "texts", truncate: bool = False
     ) -> list[NDArray[np.int64]]:
-        """Of each text, special tokens included. InvalidInput names `field` and the first text that
-        is too long, and not to be truncated, or that cannot be tokenised. One thread at a time."""
+        """The ids of each text, special tokens included. InvalidInput names `field` and the first
+        text that cannot be tokenised, or is too long without `truncate`. One thread at a time."""
         remedy = "shorten the text"
         for index, text in enumerate(texts):
             if len(text) > _MOST_CHARACTERS:

@@ -73,7 +73,7 @@ class WorkQueue:
         self._waiting.release()
 
     def close(self, drain_seconds: float = _DRAIN_S) -> None:
-        """Waits so long at most for what is still in the queue."""
+        """Waits at most `drain_seconds` for what is still in the queue."""
         for _ in self._threads:
             self._works.put(None)
         until = time.monotonic() + drain_seconds

@@ -57,7 +57,7 @@ def ids_as_keys(value: object) -> object:
 
 
 def flag_or(word: str) -> BeforeValidator:
-    """Of a flag that may be a word instead."""
+    """Reads a flag, for which this word may stand instead."""
 
     def read(value: object) -> object:
         value = written_flag(value)

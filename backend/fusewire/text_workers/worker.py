@@ -18,7 +18,7 @@ METHODS = ("conversation", "count", "echo", "ids", "last_tokens", "pieces", "tex
 # text that it tokenises (measured: 160 to 230 bytes).
 CALL_BYTES = 1 << 30
 CALL_BYTES_PER_CHARACTER = 512
-# Of loading: for a template, and for each byte of a tokenizer's file.
+# Memory for loading: for a template, and for each byte of a tokenizer's file.
 LOAD_BYTES = 1 << 30
 LOAD_BYTES_PER_BYTE = 32
 

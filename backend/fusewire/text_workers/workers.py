@@ -23,7 +23,7 @@ from fusewire.worker_processes.process import WorkerDied, WorkerLate, WorkerProc
 DEADLINE_S = 10.0
 # In a queue, before a call is refused: its client has little time left.
 MOST_WAIT_S = 30.0
-# Of a call's message: longer ones take over a tenth of a second.
+# A message of a call that is longer takes over a tenth of a second.
 LONG_BYTES = 1 << 17
 MOST_WAITING = 1024
 MOST_LONG_WAITING = 8
@@ -183,7 +183,7 @@ class _Lane:
 
 
 def _failure(name: str, error: WorkerLate | WorkerDied) -> FusewireError:
-    """Of a request whose field has the name."""
+    """The error of a request whose field has this name."""
     if isinstance(error, WorkerDied) and not error.out_of_memory:
         words = f"text worker: got {error}, twice, wanted an answer; try again later"
         return Unavailable(words)

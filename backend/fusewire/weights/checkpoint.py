@@ -195,7 +195,7 @@ class Checkpoint:
         return self._tensors[stored].numbers(name, dtype)
 
     def codes(self, name: str) -> StoredCodes | None:
-        """Of a weight that is stored for products of 8 bits, None of another."""
+        """The codes of a weight that is stored for products of 8 bits; None for another."""
         stored = self._stored_name(name)
         tensor = None if stored is None else self._tensors[stored]
         return tensor.codes() if isinstance(tensor, QuantizedTensor) else None
@@ -214,7 +214,7 @@ class Checkpoint:
 
     @property
     def quantized_bytes(self) -> int:
-        """That all tensors take as they are stored; 0 where no weight is quantised."""
+        """Bytes of all tensors as they are stored; 0 where no weight is quantised."""
         if not any(isinstance(each, QuantizedTensor) for each in self._tensors.values()):
             return 0
         return sum(each.nbytes for each in self._tensors.values())

@@ -1,5 +1,5 @@
-"""Messages between a worker and its owner: JSON in UTF-8 behind its length, and where it has
-`body_bytes` so many bytes behind it, its `body`."""
+"""Messages between a worker and its owner: a length, JSON of that length in UTF-8, and, where
+the JSON has `body_bytes`, a `body` of that many bytes."""
 
 from __future__ import annotations
 

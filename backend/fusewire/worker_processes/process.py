@@ -24,7 +24,7 @@ from fusewire.worker_processes.messages import (
     receive,
 )
 
-# To load a folder: tokenizers with hundreds of thousands of tokens take seconds.
+# For loading a folder: tokenizers with hundreds of thousands of tokens take seconds.
 START_S = 30.0
 # The worker's exit status where its limit of memory is reached.
 OUT_OF_MEMORY = 3
@@ -109,9 +109,9 @@ class WorkerProcess:
         body: bytes | memoryview = b"",
         most_body_bytes: int = MOST_BYTES,
     ) -> Mapping[str, Any]:
-        """The worker's answer, its `result` and perhaps a `body` of at most so many bytes, or its
-        error raised; WorkerLate and WorkerDied, and then there is no process any more. `body`: that
-        of the message."""
+        """The worker's answer: its `result`, and perhaps a `body` of at most `most_body_bytes`.
+        Raises the worker's error; WorkerLate and WorkerDied, after which there is no process any
+        more. `body`: that of the message."""
         deadline = time.monotonic() + timeout_s
         try:
             self._connection.settimeout(timeout_s)

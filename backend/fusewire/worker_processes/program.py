@@ -20,7 +20,7 @@ from fusewire.passed_errors import as_values
 from fusewire.worker_processes.messages import BrokenMessage, encoded, receive
 from fusewire.worker_processes.process import OUT_OF_MEMORY
 
-# To load, by all threads. The owner's deadline comes first, unless it is stopped.
+# For loading, over all threads. The owner's deadline comes first, unless it is stopped.
 _LOAD_CPU_S = 60
 _MOST_FILES = 32
 
@@ -61,7 +61,7 @@ def serve(owner: int, load: Load) -> None:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """To so many bytes beyond what the process has now."""
+    """Limits memory to `more_bytes` beyond what the process has now."""
     pages = Path("/proc/self/statm").read_text().split()[0]
     _limit(resource.RLIMIT_AS, int(pages) * resource.getpagesize() + more_bytes)
 

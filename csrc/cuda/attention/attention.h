@@ -78,8 +78,8 @@ bool sm90_attention_fits(const AttentionArguments& a);
 template <class T>
 void sm90_attention(const AttentionArguments& a, const Stream& stream);
 
-// That with masks, keys of their own, dropout and log_sum_exp too: all but a bias or a cap,
-// head_dim 64 or 128. `fits` says whether it can be used.
+// Our kernel for Hopper that also takes masks, keys of their own, dropout and log_sum_exp: all but
+// a bias or a cap, head_dim 64 or 128. `fits` says whether it can be used.
 bool sm90_masked_attention_fits(const AttentionArguments& a);
 template <class T>
 void sm90_masked_attention(const AttentionArguments& a, const Stream& stream);

@@ -51,7 +51,7 @@ struct SeenRange {
   int begin, end;
 };
 
-// Of the keys, that some of the queries [first, last) see.
+// The keys that some of the queries [first, last) see.
 template <int kTile>
 __device__ __forceinline__ SeenRange keys_seen(const AttendedSequence& of,
                                                const AttentionShape& shape, int first, int last) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ SeenRange keys_seen(const AttendedSequence& of,
           min(of.position() + last + shape.right, of.keys)};
 }
 
-// Of the queries, that see some of the keys [first, last).
+// The queries that see some of the keys [first, last).
 template <int kTile>
 __device__ __forceinline__ SeenRange queries_seeing(const AttendedSequence& of,
                                                     const AttentionShape& shape, int first,
@@ -89,7 +89,7 @@ struct WeightGradient {
   float dbias;   // by what is added to it
 };
 
-// Of a query and a key at `distance` = key - query positions; `factor` is the mask of dropout.
+// For a query and a key at `distance` = key - query positions; `factor` is the mask of dropout.
 // tanh_of is the tanh of the kernel's precision.
 template <class Tanh>
 __device__ __forceinline__ WeightGradient differentiate(const AttentionShape& shape,

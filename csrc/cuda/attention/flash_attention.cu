@@ -13,7 +13,7 @@ using Plain = FlashTile<T, kDim, kWarps, kRowTiles, kKeys, kBlocks, FlashMode::k
 template <class T, int kDim, int kWarps, int kRowTiles, int kKeys, int kBlocks>
 using Saving = FlashTile<T, kDim, kWarps, kRowTiles, kKeys, kBlocks, FlashMode::kSaving>;
 
-// Of a training's forward pass, head_dim 64 or 128.
+// The forward pass of training, head_dim 64 or 128.
 template <class T>
 void launch_saving(const AttentionArguments& a, const Stream& stream) {
   const int64_t longest = a.queries->max_seqlen();

@@ -21,12 +21,12 @@ struct BackwardTile {
   static constexpr int kOwnBytes = kOwn * kStride, kOtherBytes = kOther * kStride;
   static constexpr int kMaskBytes = kOwn * kOther / kDropoutGroup;
 
-  // Of the others, where they are queries: logarithms of sums and dots.
+  // The other rows; where they are queries, with their logarithms of sums and dots.
   struct Stage {
     alignas(128) char first[kOtherBytes];   // q or k
     alignas(128) char second[kOtherBytes];  // dout or v
     float log_sum_exp[kOther], dots[kOther];
-    // Of a query and a group of 8 keys, a bit for each that is kept.
+    // A byte for a query and a group of 8 keys, with a bit for each that is kept.
     uint8_t mask[kMaskBytes];
   };
   struct Memory {

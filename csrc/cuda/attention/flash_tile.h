@@ -41,7 +41,7 @@ struct FlashTile {
   static constexpr int kKeyStride = kWhole ? kDim * 2 : (kChunks + 3) / 8 * 128 + 64;
   static constexpr int kValueStride = kWhole ? kDim * 2 : (kChunks | 1) * 16;
   static constexpr int kKeyBytes = kKeys * kKeyStride;
-  // Of the bias a tile can need kRows + kKeys - 1 floats.
+  // A tile can need kRows + kKeys - 1 floats of the bias.
   static constexpr int kBias = kPlain ? 0 : kRows + kKeys;
   static constexpr int kBiasAt = kKeyBytes + kKeys * kValueStride;
   static constexpr int kStageBytes = kBiasAt + kBias * 4;

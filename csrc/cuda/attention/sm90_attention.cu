@@ -13,13 +13,8 @@ namespace {
 
 constexpr int kKeys = 64;
 
-bool hopper() {
-  static const bool is = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
-  return is;
-}
-
-// Of a team: the most warpgroups of 64 queries that sequences fill; fewer while all items still run
-// at once.
+// Warpgroups of a team: as many, of 64 queries each, as sequences fill; fewer while all items still
+// run at once.
 int warpgroups(const AttentionArguments& a) {
   const SequenceBatch& batch = *a.queries;
   const bool small = a.head_dim == 64;

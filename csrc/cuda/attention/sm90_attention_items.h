@@ -42,7 +42,7 @@ struct TileOrder {
   __device__ __forceinline__ void sort(const int32_t* offsets, int sequences) {
     for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
       const int length = offsets[i + 1] - offsets[i], rest = length % kRows;
-      // Of a tile of keys each warpgroup's part costs about 2, what all share 3. No two sequences
+      // A tile of keys costs each warpgroup about 2, and what they share 3. No two sequences
       // have the same key.
       const auto key = [&](int rows, int last) {
         return (length + 63) / 64 * (2 * ((rows + 63) / 64) + 3) * (2 * kMost) + 2 * i + last;

@@ -17,7 +17,7 @@ struct alignas(1024) BackwardMemory {
   T first[kOwn * Tile::kDim];   // q or k
   T second[kOwn * Tile::kDim];  // dout or v
   typename Tile::Stage stages[kStages];
-  // Of the queries, own ones or those of a stage.
+  // Those of the queries, which are the own rows or those of a stage.
   float log_sum_exp[kOwn], dots[kOwn];
   float passing_log_sum_exp[kStages][kOther], passing_dots[kStages][kOther];
   alignas(8) uint8_t mask[kStages][Tile::kMaskBytes];

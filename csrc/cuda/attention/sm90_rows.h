@@ -15,8 +15,8 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Of heads of width kDim; kStages - 1 tiles are fetched ahead, and a multiprocessor should hold
-// kBlocks blocks. Matrices in shared memory are [kDim / 64][64][64] with TMA's swizzle.
+// A tile of heads of width kDim; kStages - 1 tiles are fetched ahead, and a multiprocessor should
+// hold kBlocks blocks. Matrices in shared memory are [kDim / 64][64][64] with TMA's swizzle.
 template <class Element, int dim, int depth, int blocks>
 struct RowsTile {
   static_assert(dim % 64 == 0);
@@ -37,12 +37,11 @@ inline bool rows_fit(const HeadRows& rows) {
   return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0;
 }
 inline bool shape_fits(const AttentionArguments& a) {
-  static const bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
-  return hopper && (a.head_dim == 64 || a.head_dim == 128) && !a.bias && a.soft_cap <= 0 &&
+  return hopper() && (a.head_dim == 64 || a.head_dim == 128) && !a.bias && a.soft_cap <= 0 &&
          rows_fit(a.q) && rows_fit(a.k) && rows_fit(a.v) && rows_fit(HeadRows{a.out, a.out_stride});
 }
 
-// Of rows of heads, in boxes of 64 rows and 64 columns.
+// A map of rows of heads, in boxes of 64 rows and 64 columns.
 inline CUtensorMap rows_map(DType dtype, const HeadRows& rows, int64_t count, int64_t heads,
                             int64_t head_dim) {
   return matrix_map(dtype, rows.data, count, heads * head_dim, rows.stride, 64, 64);
@@ -97,7 +96,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[Tile::kDim / 2],
   }
 }
 
-// Of a row of queries, which of a tile's keys the mask of dropout keeps: bit 8 n % 32 + i of a word
+// Which of a tile's keys the mask of dropout keeps for a row of queries: bit 8 n % 32 + i of a word
 // is of the i-th of this lane's two keys in the n-th eight, the first four of which are in x.
 __device__ __forceinline__ uint2 kept_keys(const uint8_t* mask, int row) {
   const uint2 words = load_shared_8(shared_address(mask + row * (64 / kDropoutGroup)));

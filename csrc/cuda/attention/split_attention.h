@@ -17,7 +17,7 @@
 
 namespace fusewire::cuda {
 
-// Of a warp: 16 * kSteps keys.
+// A warp has 16 * kSteps keys.
 template <class Element, int dim, int warps, int steps>
 struct SplitTile {
   static_assert(dim % 64 == 0);
@@ -32,7 +32,7 @@ struct SplitMemory {
   static constexpr int kKeyVectors = 2 * Tile::kSteps * (Tile::kDim / 32);  // of a thread
   static constexpr int kVectors = kKeyVectors + Tile::kSteps * (Tile::kDim / 16);
   static constexpr int kStride = Tile::kDim + 4;  // rows begin in different banks
-  // Of a warp: first keys and values, then its answer.
+  // A warp's memory: first keys and values, then its answer.
   union Part {
     uint4 fetched[kVectors][32];
     float out[Tile::kRows][kStride];
@@ -86,7 +86,7 @@ struct SplitWarp {
     return i / 4 * 16 + i / 2 % 2 * 8 + 2 * t + i % 2;
   }
 
-  // Of `rows` queries and `count` keys there are; zeros beyond.
+  // Fetches `rows` queries and `count` keys; zeros beyond.
   __device__ __forceinline__ void fetch(int rows, int count) {
     const auto copy = [&](int vector, const T* from, bool wanted) {
       copy_16(shared_address(&fetched[vector][lane]), from, wanted);

@@ -25,7 +25,7 @@ struct TiledWork {
                                  shape.sequences, number);
   }
 
-  // Of a tile that is not empty.
+  // The work of a tile that is not empty.
   __device__ __forceinline__ TiledWork(const QueryTile& tile, const AttentionShape& shape, int head)
       : of(kOwnsKeys ? sequence_of_keys(tile, shape) : sequence_of_queries(tile, shape)),
         own(tile.first_query),

@@ -21,8 +21,8 @@ struct WeightDropout {
         factor(d.factor()),
         any(d.probability > 0) {}
 
-  // Of a row of the mask and 8 neighbouring columns: word w holds the numbers of columns 2w, in the
-  // low half, and 2w + 1.
+  // The numbers of a row of the mask in 8 neighbouring columns: word w holds the numbers of columns
+  // 2w, in the low half, and 2w + 1.
   __device__ __forceinline__ PhiloxWords words(uint32_t row, uint32_t group) const {
     const uint64_t key = added ? seed + static_cast<uint64_t>(__ldg(added)) : seed;
     return philox(
@@ -33,7 +33,7 @@ struct WeightDropout {
     return number < threshold ? 0.0f : factor;
   }
 
-  // Of one weight alone.
+  // The factor of one weight alone.
   __device__ __forceinline__ float factor_at(uint32_t row, uint32_t column) const {
     const PhiloxWords w = words(row, column / kDropoutGroup);
     const uint32_t low = column & 2 ? w.x[1] : w.x[0], high = column & 2 ? w.x[3] : w.x[2];

@@ -185,7 +185,7 @@ int64_t rows_together(const GemmArguments& a, const Stream& stream) {
   return choose_gemm<T>(a, stream).kernel == GemmKernel::kCublaslt ? some.m : a.m;
 }
 
-// Of the rows that quantize(arguments) makes.
+// The product of the rows that quantize(arguments) makes.
 template <class T, class Code, class Quantize>
 void multiply_codes(const GemmArguments& product, const Stream& stream, Quantize&& quantize) {
   GemmArguments a = product;
@@ -255,18 +255,13 @@ constexpr GemmKernels kCodes = {
     run_normed_codes<T, Code>,
     run_activated_codes<T, Code>};
 
-// Tensor cores of Ada have e4m3, too, but no library kernel takes scales by row there.
-bool hopper() {
-  static const bool found = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
-  return found;
-}
-
 }  // namespace
 
 template <class T>
 const GemmKernels* gemm(Format format) {
   if (format == kOwnFormat<T>.format) return &kOwnFormat<T>;
   if constexpr (!std::is_same_v<T, float>) {
+    // Tensor cores of Ada have e4m3, too, but no library kernel takes scales by row there.
     if (format == Format::kFloat8E4M3 && hopper()) return &kCodes<T, __nv_fp8_e4m3>;
     if (format == Format::kFloat8Blocks && hopper()) return &kCodes<T, Float8Block>;
     if (format == Format::kInt8) return &kCodes<T, int8_t>;

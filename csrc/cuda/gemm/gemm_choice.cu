@@ -114,7 +114,7 @@ GemmChoice by_sm90(int configuration) {
   return choice;
 }
 
-// Of cuBLASLt; of codes that it does not multiply, our first.
+// What cuBLASLt suggests; for codes that it does not multiply, our first kernel.
 template <class T>
 GemmChoice first_suggestion(const GemmArguments& a, bool hopper, const Stream& stream) {
   const auto suggested = cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream);

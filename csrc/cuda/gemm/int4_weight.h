@@ -35,7 +35,7 @@ constexpr int64_t units_of(int64_t inputs) {
   return (inputs + kUnitInputs - 1) / kUnitInputs;
 }
 
-// That words are stored for. `group`: a power of two from 32 on; 0: all inputs are one.
+// Groups that have words. `group`: inputs of one, a power of two from 32 on; 0: all inputs.
 constexpr int64_t groups_of(int64_t inputs, int64_t group) {
   if (group == 0) return 1;
   return group == kFineGroup ? 2 * units_of(inputs) : (inputs + group - 1) / group;

@@ -30,8 +30,8 @@ struct RowScale {
   float scale, inverse;
 };
 
-// Of a row whose largest magnitude is `top`; four numbers that have been divided by its scale, the
-// first in the lowest byte; one, with saturation.
+// How a code is made: the scale of a row whose largest magnitude is `top`; four numbers, divided by
+// that scale, in a word, the first in the lowest byte; one number, with saturation.
 template <class Code>
 struct Coding;
 

@@ -21,7 +21,7 @@ template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream);
 // The first configuration that can compute it, on a Hopper GPU; -1: none can.
 int first_sm90_configuration(const GemmArguments& a);
-// Of 8 bits with scales.
+// Products of 8-bit codes with scales.
 template <class T>
 void sm90_gemm_float8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
 template <class T>

@@ -12,7 +12,7 @@ namespace fusewire::cuda::sm90 {
 // each lane reads every 32nd, 32 ahead of its turn.
 class BlockScales {
  public:
-  // Of the rows that `row` is among, kFloat8Block together, `blocks` from `first` on.
+  // Those of the kFloat8Block rows that `row` is one of: `blocks` of them, from `first` on.
   __device__ __forceinline__ BlockScales(const float* scales, int rows, int k_blocks, int row,
                                          int first, int blocks)
       : at_(scales + int64_t{min(row, rows - 1) / static_cast<int>(kFloat8Block)} * k_blocks +

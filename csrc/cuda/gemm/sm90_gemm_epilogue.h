@@ -134,7 +134,7 @@ struct RowScales {
       channels[h] = channel + 8 * h < n ? channel_scales[channel + 8 * h] : 0.0f;
     }
   }
-  // Of the column-th 8 tokens.
+  // Scales of this thread's two among the column-th 8 tokens.
   __device__ __forceinline__ float2 tokens(int column) const {
     return kShared ? pairs[4 * column] : __ldcg(pairs + 4 * column);
   }

@@ -48,9 +48,9 @@ struct LargeShape {
   }
   static constexpr int kPieceBytes = kPiece * 128, kOutBytes = kBuffers * kPieceBytes;
   static constexpr int kBarrierBytes = 256;
-  // Of a warpgroup when it has read a stage: scales are read by each warp.
+  // Arrivals of a warpgroup that has read a stage: scales are read by each warp.
   static constexpr int kReleases = kInBlocks_ ? 4 : 1;
-  // Of the tokens, for each warpgroup's tile, or of blocks for each stage.
+  // Scales of tokens are kept for each warpgroup's tile, those of blocks in the stages.
   static constexpr int kScaleBytes = kInBlocks_ ? 0 : 2 * kTokenScaleBytes;
   static constexpr int kOtherBytes = 2 * kOutBytes + kBarrierBytes + kScaleBytes;
   static constexpr int kMostBytes = 227 * 1024;

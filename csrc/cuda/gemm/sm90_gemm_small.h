@@ -8,66 +8,16 @@
 // counts. Nobody waits at the end: a block that has got its sums is not written to any more.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/gemm/sm90_gemm_blocks.h"
 #include "cuda/gemm/sm90_gemm_epilogue.h"
+#include "cuda/gemm/sm90_gemm_small_output.h"
+#include "cuda/gemm/sm90_gemm_small_shape.h"
 #include "cuda/gemm/sm90_gemm_stage.h"
 #include "cuda/gemm/sm90_int4_stage.h"
 #include "cuda/sm90_tma.h"
 #include "cuda/sm90_wgmma.h"
 
 namespace fusewire::cuda::sm90 {
-
-struct SmallProblem {
-  int m, n, k_blocks, stages, slices;
-  const void* bias;      // or null
-  const void* residual;  // or null
-  int64_t residual_stride;
-  void* out;
-  int64_t out_stride;
-  const float *token_scales, *channel_scales;  // of 8 bits
-  int64_t token_scale_stride;                  // of those in blocks, from one to the next
-  ActivationFormula activation;
-};
-
-// kChannelBytes: of the weight in a stage. kInBlocks_: scales of the tokens come with each stage.
-template <int kGroups_, int kTokens_, int kChannelBytes = 128, bool kInBlocks_ = false>
-struct SmallShape {
-  static constexpr int kGroups = kGroups_, kTokens = kTokens_, kChannels = 64 * kGroups;
-  static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 32;
-  static constexpr int kWeightBytes = kChannels * kChannelBytes,
-                       kStageBytes = kWeightBytes + kTokens * 128;
-  static constexpr int kStageScaleBytes = kInBlocks_ ? kTokens * 4 : 0;
-  // Of a warpgroup when it has read a stage: scales are read by each warp.
-  static constexpr int kReleases = kInBlocks_ ? 4 : 1;
-  static constexpr int kMostStages = 16;
-  // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
-  // kBatch of its columns at a time.
-  static constexpr int kColumns = kTokens / 8, kSumBytes = kConsumers * 16;
-  static constexpr int kBatch = kChannels * kTokens <= 64 * 32 ? 1 : 2;
-  static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
-
-  // Of a block: for each of its columns the slices' sums.
-  __host__ __device__ static int exchange_bytes(int slices) {
-    return (kColumns + slices - 1) / slices * slices * kSumBytes;
-  }
-  // Blocks of many tokens keep their ring short: the next kernel's then find room beside them and
-  // fetch their weights in time. Those of few tokens hold their slice as a whole.
-  static int stages(int k_blocks, int slices) {
-    constexpr int kAllBytes = 227 * 1024, kRingBytes = 160 * 1024, kShortBytes = 90 * 1024;
-    constexpr int kLeastStages = 4, kBytes = kStageBytes + kStageScaleBytes;
-    const int others = kBarrierBytes + exchange_bytes(slices);
-    int most = std::min({k_blocks, kMostStages, std::min(kRingBytes, kAllBytes - others) / kBytes});
-    if (kTokens >= 64) {
-      most = std::min(most, std::max(kLeastStages, (kShortBytes - others) / kBytes));
-    }
-    return most;
-  }
-  static int shared_bytes(int stages, int slices) {
-    return stages * (kStageBytes + kStageScaleBytes) + exchange_bytes(slices) + kBarrierBytes;
-  }
-};
 
 // Stores 16 bytes at `to`, an address of this block's, in block `owner` of the cluster, where they
 // count at `barrier`; in this block itself (`own`) they do not. No branches: they would cost more
@@ -109,90 +59,6 @@ template <class Sum>
 __device__ __forceinline__ uint4 bits_of(const Sum* d) {
   return {bits_of(d[0]), bits_of(d[1]), bits_of(d[2]), bits_of(d[3])};
 }
-
-// What a thread writes. Its fragment of a column is two tokens x two channels, 8 apart; with the
-// lane of the next channel it becomes one token and two pairs of neighbouring channels.
-template <class T, class Shape>
-struct SmallOutput {
-  int token;                      // of the next column to be finished
-  int step;                       // from one of this block's columns to the next
-  int last;                       // the end of tokens
-  bool odd, inside[2], alone[2];  // alone: the next channel is none
-  float2 bias[2] = {};
-  const T* residual;  // or null
-  T* out;
-  int64_t residual_step, out_step;
-
-  __device__ __forceinline__ SmallOutput(const SmallProblem& p, int rank, int first_token,
-                                         int first_channel) {
-    const int lane = threadIdx.x % 32;
-    odd = lane / 4 % 2;
-    token = first_token + rank * 8 + lane % 4 * 2 + odd;
-    step = p.slices * 8;
-    last = min(p.m, first_token + Shape::kTokens);
-    const int channel = first_channel + threadIdx.x / 32 * 16 + lane / 8 * 2;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      inside[h] = channel + 8 * h < p.n;
-      alone[h] = channel + 8 * h == p.n - 1;
-      if (p.bias == nullptr || !inside[h]) continue;
-      bias[h] = unpack<T>(*pair(static_cast<const T*>(p.bias) + channel + 8 * h));
-    }
-    residual = p.residual == nullptr
-                   ? nullptr
-                   : static_cast<const T*>(p.residual) + token * p.residual_stride + channel;
-    residual_step = step * p.residual_stride;
-    out = static_cast<T*>(p.out) + token * p.out_stride + channel;
-    out_step = step * p.out_stride;
-  }
-  __device__ __forceinline__ static const uint32_t* pair(const T* at) {
-    return reinterpret_cast<const uint32_t*>(at);
-  }
-
-  // Of the next kBatch columns.
-  __device__ __forceinline__ void load(uint32_t (&add)[Shape::kBatch][2]) {
-#pragma unroll
-    for (int b = 0; b < Shape::kBatch; ++b) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        add[b][h] = 0;
-        if (residual != nullptr && token + b * step < last && inside[h]) {
-          add[b][h] = *pair(residual + b * residual_step + 8 * h);
-        }
-      }
-    }
-    if (residual != nullptr) residual += Shape::kBatch * residual_step;
-  }
-
-  template <class Activate>
-  __device__ __forceinline__ void store(const float (&sums)[Shape::kBatch][4],
-                                        const uint32_t (&add)[Shape::kBatch][2],
-                                        const Activate& activate) {
-#pragma unroll
-    for (int b = 0; b < Shape::kBatch; ++b) {
-      const float (&sum)[4] = sums[b];
-      const float mine[2] = {odd ? sum[1] : sum[0], odd ? sum[3] : sum[2]};
-      const float theirs[2] = {odd ? sum[0] : sum[1], odd ? sum[2] : sum[3]};
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
-        const float2 more = unpack<T>(add[b][h]);
-        const float low = activate((odd ? other : mine[h]) + bias[h].x) + more.x;
-        const float high = activate((odd ? mine[h] : other) + bias[h].y) + more.y;
-        const uint32_t both = pack<T>(low, high);
-        T* to = out + b * out_step + 8 * h;
-        if (token + b * step >= last || !inside[h]) continue;
-        if (alone[h]) {
-          *to = from_float<T>(low);
-        } else {
-          *reinterpret_cast<uint32_t*>(to) = both;
-        }
-      }
-    }
-    token += Shape::kBatch * step;
-    out += Shape::kBatch * out_step;
-  }
-};
 
 // Grid: x = channel tiles * slices (the cluster), y = token tiles.
 template <class T, class Element, class Shape>

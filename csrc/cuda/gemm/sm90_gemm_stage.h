@@ -39,7 +39,7 @@ constexpr int kStageColumns = 128 / static_cast<int>(sizeof(NumberOf<Element>));
 template <class Element>
 constexpr bool kPromoted = std::is_same_v<Element, __nv_fp8_e4m3> || kInBlocks<Element>;
 
-// Of 8 bits, with a scale a row of x and of the weight.
+// Whether elements are 8-bit codes with a scale for each row of x and of the weight.
 template <class Element>
 constexpr bool kScaled = sizeof(NumberOf<Element>) == 1 && !kInBlocks<Element>;
 

@@ -23,11 +23,6 @@ constexpr int64_t over(int64_t size, int64_t part) {
   return (size + part - 1) / part;
 }
 
-bool hopper() {
-  static const bool found = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
-  return found;
-}
-
 // Clusters of `split` blocks that run at one time. A cluster's blocks are in one of the chip's
 // groups of up to 18 multiprocessors, where those of more than two leave some over.
 int64_t clusters_at_once(int split) {
@@ -41,7 +36,7 @@ int64_t large_nanoseconds(int tokens, int64_t rows, int64_t n, int64_t units) {
   return over(clusters, multiprocessors() / 2) * (units * stage + 1700);
 }
 
-// Of 64 tokens two blocks share a multiprocessor where there are many.
+// Two blocks of 64 tokens share a multiprocessor where there are many.
 int64_t small_nanoseconds(const Configuration& c, int64_t rows, int64_t n, int64_t units) {
   const int64_t at_once = clusters_at_once(c.split);
   const int64_t clusters = over(n, 128) * over(rows, c.tokens);

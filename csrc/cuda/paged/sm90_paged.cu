@@ -83,11 +83,10 @@ bool angles_fit(const RotaryArguments& rotary) {
 }  // namespace
 
 bool sm90_paged_fits(const AttentionArguments& a) {
-  static const bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
   const auto aligned = [](const void* data, int64_t stride) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
   };
-  return hopper && !a.bias && (a.head_dim == 64 || a.head_dim == 128 || a.head_dim == 256) &&
+  return hopper() && !a.bias && (a.head_dim == 64 || a.head_dim == 128 || a.head_dim == 256) &&
          a.pages->page_size() >= AnyTile::kUnit && aligned(a.key_cache, 0) &&
          aligned(a.value_cache, 0) && aligned(a.q.data, a.q.stride) &&
          aligned(a.out, a.out_stride) &&

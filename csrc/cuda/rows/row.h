@@ -111,25 +111,31 @@ __device__ __forceinline__ float reduce_thread(const float (&v)[kElements], Oper
   return operation(operation(chains[0], chains[1]), operation(chains[2], chains[3]));
 }
 
-// Calls body(RowLayout) for the smallest layout that holds rows of `cols` elements, as vectors or
-// one by one; false where none does.
-template <class T, class Body>
-bool with_row_layout(int64_t cols, bool vectors, Body&& body) {
-  constexpr int n = Vector<T>::kSize, e = 8 / n;  // e: vectors that hold 8 elements
+// Calls body(layout) for the first of Layouts that holds rows of `cols` elements; false where none
+// does.
+template <class... Layouts, class Body>
+bool with_first_layout(int64_t cols, Body&& body) {
   const auto fits = [&](auto layout) {
     using L = decltype(layout);
     if (cols > L::kElements * L::kThreads) return false;
     body(layout);
     return true;
   };
+  return (fits(Layouts{}) || ...);
+}
+
+// The layouts of whole rows, as vectors or one by one.
+template <class T, class Body>
+bool with_row_layout(int64_t cols, bool vectors, Body&& body) {
+  constexpr int n = Vector<T>::kSize, e = 8 / n;  // e: vectors that hold 8 elements
   if (!vectors) {
-    return fits(RowLayout<1, 8, 32>{}) || fits(RowLayout<1, 32, 32>{}) ||
-           fits(RowLayout<1, 32, 128>{});
+    return with_first_layout<RowLayout<1, 8, 32>, RowLayout<1, 32, 32>, RowLayout<1, 32, 128>>(
+        cols, body);
   }
-  return fits(RowLayout<n, e, 32>{}) || fits(RowLayout<n, 2 * e, 32>{}) ||
-         fits(RowLayout<n, 3 * e, 32>{}) || fits(RowLayout<n, 4 * e, 32>{}) ||
-         fits(RowLayout<n, 2 * e, 128>{}) || fits(RowLayout<n, 3 * e, 128>{}) ||
-         fits(RowLayout<n, 4 * e, 128>{}) || fits(RowLayout<n, 4 * e, 512>{});
+  return with_first_layout<RowLayout<n, e, 32>, RowLayout<n, 2 * e, 32>, RowLayout<n, 3 * e, 32>,
+                           RowLayout<n, 4 * e, 32>, RowLayout<n, 2 * e, 128>,
+                           RowLayout<n, 3 * e, 128>, RowLayout<n, 4 * e, 128>,
+                           RowLayout<n, 4 * e, 512>>(cols, body);
 }
 
 // Wide rows -------------------------------------------------------------------------------------

@@ -12,32 +12,6 @@
 namespace fusewire::cuda {
 namespace {
 
-// Row r of a matrix whose rows hold `heads` each.
-__device__ __forceinline__ int64_t row_offset(int64_t row, int64_t stride, int heads, int cols) {
-  if (heads == 1) return row * stride;
-  const unsigned r = static_cast<unsigned>(row), h = static_cast<unsigned>(heads);
-  return r / h * stride + r % h * cols;
-}
-
-// What dx is made of; n = (x - mean - left) * scale, where `left` is the rounding error of the
-// mean.
-struct RowStatistics {
-  float mean, left, scale, g_mean, gn_mean;
-
-  // Of the sums of d^2, g d, g and d, where d = x - mean.
-  __device__ __forceinline__ void set(const float (&sums)[4], bool centered, float per_column,
-                                      float eps) {
-    left = centered ? sums[3] * per_column : 0.0f;
-    scale = row_scale(sums[0] * per_column, left, eps);
-    g_mean = centered ? sums[2] * per_column : 0.0f;
-    gn_mean = scale * (sums[1] - left * sums[2]) * per_column;
-  }
-  // A product is rounded before the mean is taken off, so that of a single column nothing is left.
-  __device__ __forceinline__ float dx(float dy, float weight, float n) const {
-    return (__fmul_rn(dy, weight) - g_mean - n * gn_mean) * scale;
-  }
-};
-
 template <class L, class T>
 __device__ __forceinline__ Pack<T, L::kWidth> weight_of(const T* weight, int i, int cols) {
   Pack<T, L::kWidth> pack = {};
@@ -189,125 +163,6 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
   if constexpr (kCentered) combine(dbias, parts + width);
 }
 
-// Rows that no registers hold: their statistics first, then dweight and dbias, and dx last, as it
-// may take the place of dy.
-template <class T>
-__global__ void __launch_bounds__(kWideBlock)
-    wide_statistics(NormBackwardArguments a, int heads, bool centered, RowStatistics* out) {
-  constexpr int n = Vector<T>::kSize;
-  let_next_start();
-  wait_for_inputs();
-  const int cols = static_cast<int>(a.cols);
-  const T* x = static_cast<const T*>(a.x) + row_offset(blockIdx.x, a.x_stride, heads, cols);
-  const T* dy = static_cast<const T*>(a.dy) + row_offset(blockIdx.x, a.dy_stride, heads, cols);
-  const float per_column = 1.0f / static_cast<float>(cols);
-  RowStatistics s = {};
-  if (centered) {
-    float sum = 0.0f;
-    for_values<2>(x, cols, 0.0f, [&](int, const float (&v)[n]) {
-#pragma unroll
-      for (int j = 0; j < n; ++j) sum += v[j];
-    });
-    s.mean = reduce<kWideBlock, 0>(sum, Sum{}) * per_column;
-  }
-  float sums[4] = {};  // of d^2, g d, g and d
-  for_vectors(x, cols, [&](int c) {
-    float v[n], d[n], w[n];
-    read_part(v, x, c, cols, s.mean);
-    read_part(d, dy, c, cols, 0.0f);
-    read_part(w, static_cast<const T*>(a.weight), c, cols, 0.0f);
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      const float deviation = v[j] - s.mean, g = d[j] * w[j];
-      sums[0] = fmaf(deviation, deviation, sums[0]);
-      sums[1] = fmaf(g, deviation, sums[1]);
-      sums[2] += g;
-      sums[3] += deviation;
-    }
-  });
-  reduce<kWideBlock, 1>(sums, Sum{});
-  if (threadIdx.x > 0) return;
-  s.set(sums, centered, per_column, a.eps);
-  out[blockIdx.x] = s;
-}
-
-constexpr int kWideColumns = 256;
-
-template <class T>
-__global__ void __launch_bounds__(kWideColumns)
-    wide_parameters(NormBackwardArguments a, int heads, bool centered, const RowStatistics* rows,
-                    int64_t rows_of_block, float* parts) {
-  let_next_start();
-  wait_for_inputs();
-  const int cols = static_cast<int>(a.cols), c = blockIdx.x * kWideColumns + threadIdx.x;
-  if (c >= cols) return;
-  const int64_t end = min(a.rows, (blockIdx.y + 1) * rows_of_block);
-  float dweight = 0.0f, dbias = 0.0f;
-#pragma unroll 4
-  for (int64_t r = blockIdx.y * rows_of_block; r < end; ++r) {
-    const float x =
-        to_float(static_cast<const T*>(a.x)[row_offset(r, a.x_stride, heads, cols) + c]);
-    const float d =
-        to_float(static_cast<const T*>(a.dy)[row_offset(r, a.dy_stride, heads, cols) + c]);
-    dweight = fmaf(d, (x - rows[r].mean - rows[r].left) * rows[r].scale, dweight);
-    dbias += d;
-  }
-  parts += blockIdx.y * static_cast<int64_t>(centered ? 2 * cols : cols);
-  parts[c] = dweight;
-  if (centered) parts[cols + c] = dbias;
-}
-
-template <class T>
-__global__ void __launch_bounds__(kWideBlock)
-    wide_inputs(NormBackwardArguments a, int heads, const RowStatistics* rows) {
-  constexpr int n = Vector<T>::kSize;
-  let_next_start();
-  wait_for_inputs();
-  const int cols = static_cast<int>(a.cols);
-  const T* x = static_cast<const T*>(a.x) + row_offset(blockIdx.x, a.x_stride, heads, cols);
-  const T* dy = static_cast<const T*>(a.dy) + row_offset(blockIdx.x, a.dy_stride, heads, cols);
-  const T* residual =
-      static_cast<const T*>(a.dresidual) + row_offset(blockIdx.x, a.dresidual_stride, heads, cols);
-  T* dx = static_cast<T*>(a.dx) + row_offset(blockIdx.x, a.dx_stride, heads, cols);
-  const RowStatistics s = rows[blockIdx.x];
-  for_vectors(x, cols, [&](int c) {
-    float v[n], d[n], w[n], more[n] = {};
-    read_part(v, x, c, cols, 0.0f);
-    read_part(d, dy, c, cols, 0.0f);
-    read_part(w, static_cast<const T*>(a.weight), c, cols, 0.0f);
-    if (a.dresidual) read_part(more, residual, c, cols, 0.0f);
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      const float normed = (v[j] - s.mean - s.left) * s.scale;
-      v[j] = s.dx(d[j], w[j], normed) + more[j];
-    }
-    write_part(dx, v, c, cols);
-  });
-}
-
-template <class T>
-void wide_backward(const NormBackwardArguments& a, int heads, bool centered, const Stream& stream) {
-  constexpr int64_t kFewestRows = 64, kMostSlabs = 64;
-  const int64_t width = centered ? 2 * a.cols : a.cols;
-  const int64_t slab = std::max((a.rows + kMostSlabs - 1) / kMostSlabs, kFewestRows);
-  const int64_t slabs = (a.rows + slab - 1) / slab;
-  const size_t statistics = sizeof(RowStatistics) * a.rows;
-  char* memory =
-      static_cast<char*>(kept_memory(stream, statistics + sizeof(float) * slabs * width));
-  auto* rows = reinterpret_cast<RowStatistics*>(memory);
-  auto* parts = reinterpret_cast<float*>(memory + statistics);
-  const dim3 each_row(static_cast<unsigned>(a.rows));
-  if (a.rows > 0) {
-    launch(wide_statistics<T>, each_row, kWideBlock, 0, stream, a, heads, centered, rows);
-    launch(wide_parameters<T>,
-           dim3(static_cast<unsigned>((a.cols + kWideColumns - 1) / kWideColumns),
-                static_cast<unsigned>(slabs)),
-           kWideColumns, 0, stream, a, heads, centered, rows, slab, parts);
-    launch(wide_inputs<T>, each_row, kWideBlock, 0, stream, a, heads, rows);
-  }
-  add_parts({parts, slabs, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
-}
-
 template <class T, bool kCentered>
 void backward(const NormBackwardArguments& a, int heads, const Stream& stream) {
   const bool vectors = a.cols % Vector<T>::kSize == 0 && vectors_fit<T>(a.x, a.x_stride) &&
@@ -325,7 +180,7 @@ void backward(const NormBackwardArguments& a, int heads, const Stream& stream) {
            static_cast<unsigned>(blocks), G::kBlock, G::kSharedBytes, stream, a, heads, parts);
     add_parts({parts, blocks, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
   });
-  if (!held) wide_backward<T>(a, heads, kCentered, stream);
+  if (!held) wide_norm_backward<T>(a, heads, kCentered, stream);
 }
 
 }  // namespace

@@ -1,10 +1,36 @@
-// How rows are shared out in the backward pass of a norm, and its sums over a row.
+// What the kernels of the backward pass of a norm share: a row, its sums and what dx is made of.
 #pragma once
 
 #include "core/training_kernels.h"
 #include "cuda/rows/norm.h"
 
 namespace fusewire::cuda {
+
+// Row r of a matrix whose rows hold `heads` each.
+__device__ __forceinline__ int64_t row_offset(int64_t row, int64_t stride, int heads, int cols) {
+  if (heads == 1) return row * stride;
+  const unsigned r = static_cast<unsigned>(row), h = static_cast<unsigned>(heads);
+  return r / h * stride + r % h * cols;
+}
+
+// What dx is made of; n = (x - mean - left) * scale, where `left` is the rounding error of the
+// mean.
+struct RowStatistics {
+  float mean, left, scale, g_mean, gn_mean;
+
+  // Of the sums of d^2, g d, g and d, where d = x - mean.
+  __device__ __forceinline__ void set(const float (&sums)[4], bool centered, float per_column,
+                                      float eps) {
+    left = centered ? sums[3] * per_column : 0.0f;
+    scale = row_scale(sums[0] * per_column, left, eps);
+    g_mean = centered ? sums[2] * per_column : 0.0f;
+    gn_mean = scale * (sums[1] - left * sums[2]) * per_column;
+  }
+  // A product is rounded before the mean is taken off, so that of a single column nothing is left.
+  __device__ __forceinline__ float dx(float dy, float weight, float n) const {
+    return (__fmul_rn(dy, weight) - g_mean - n * gn_mean) * scale;
+  }
+};
 
 // A block of one multiprocessor goes over rows with groups of L::kThreads threads, one row each,
 // and keeps what they add to dweight and dbias in registers: two numbers a column, beside the row.
@@ -58,25 +84,23 @@ __device__ __forceinline__ void forget_widened(RowPacks<L, T>& row) {
   }
 }
 
-// Calls body(RowLayout) for the smallest layout that holds rows of `cols` elements; false where
-// none does. Of narrow rows (heads) a warp has several.
+// As with_row_layout; of narrow rows (heads) a warp has several.
 template <class T, class Body>
 bool with_norm_layout(int64_t cols, bool vectors, Body&& body) {
   constexpr int n = Vector<T>::kSize, e = 8 / n;  // e: vectors that hold 8 elements
-  const auto fits = [&](auto layout) {
-    using L = decltype(layout);
-    if (cols > L::kElements * L::kThreads) return false;
-    body(layout);
-    return true;
-  };
   if (!vectors) {
-    return fits(RowLayout<1, 8, 8>{}) || fits(RowLayout<1, 8, 32>{}) ||
-           fits(RowLayout<1, 16, 64>{}) || fits(RowLayout<1, 16, 256>{});
+    return with_first_layout<RowLayout<1, 8, 8>, RowLayout<1, 8, 32>, RowLayout<1, 16, 64>,
+                             RowLayout<1, 16, 256>>(cols, body);
   }
-  return fits(RowLayout<n, e, 8>{}) || fits(RowLayout<n, e, 16>{}) || fits(RowLayout<n, e, 32>{}) ||
-         fits(RowLayout<n, 2 * e, 32>{}) || fits(RowLayout<n, 3 * e, 32>{}) ||
-         fits(RowLayout<n, 2 * e, 64>{}) || fits(RowLayout<n, 2 * e, 128>{}) ||
-         fits(RowLayout<n, 2 * e, 256>{}) || fits(RowLayout<n, 2 * e, 512>{});
+  return with_first_layout<RowLayout<n, e, 8>, RowLayout<n, e, 16>, RowLayout<n, e, 32>,
+                           RowLayout<n, 2 * e, 32>, RowLayout<n, 3 * e, 32>,
+                           RowLayout<n, 2 * e, 64>, RowLayout<n, 2 * e, 128>,
+                           RowLayout<n, 2 * e, 256>, RowLayout<n, 2 * e, 512>>(cols, body);
 }
+
+// Gradients of rows that no registers hold.
+template <class T>
+void wide_norm_backward(const NormBackwardArguments& a, int heads, bool centered,
+                        const Stream& stream);
 
 }  // namespace fusewire::cuda

@@ -48,7 +48,7 @@ class ApiKeys:
 
     @staticmethod
     def of(file: Path | None) -> ApiKeys | None:
-        """Those of the file, a key a line, else the one of the environment, else None."""
+        """The keys of the file, one a line, else that of the environment, else None."""
         if file is None:
             key = os.environ.get(API_KEY)
             return None if key is None else ApiKeys([key], API_KEY)

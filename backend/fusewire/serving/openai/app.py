@@ -49,7 +49,7 @@ from fusewire.serving.openai.tokenization import (
 from fusewire.serving.openai.transcriptions import SpeechBody, answer, transcribed, usage
 from fusewire.text.work_queue import MOST_WAITING
 
-# Of one call for embeddings or scores that names no `timeout_seconds`: a client that leaves ends it
+# For a call for embeddings or scores that names no `timeout_seconds`: a client that leaves ends it
 # at once, and the model has its own objective (`slo_ms`).
 _LONGEST_S = 86400
 _DESCRIPTION = "OpenAI's interface to models on Triton, and the routes of vLLM, Jina and Cohere."
@@ -66,7 +66,7 @@ class Api:
         settings: ServerSettings,
     ) -> None:
         """`names`: of all models of the server. `endpoint`: Triton's. ConfigurationError for API
-        keys that are none."""
+        keys that are not valid."""
         self._catalog = Catalog(models)
         self._models = models
         self._names = names
@@ -120,8 +120,8 @@ class Api:
         self._streams = AsyncGrpcTransport(address, False, {}, 0)
         try:
             # Nothing is tried again here: clients get a refusal at once, and decide themselves.
-            # Of one call's parts with long texts no more than a model lets wait, or they would be
-            # refused; one that is answered may count as waiting for a moment.
+            # Of one call no more parts are sent than a model lets wait with long texts: others
+            # would be refused; one that is answered may count as waiting for a moment.
             async with AsyncClient(
                 address, retries=0, timeout_s=_LONGEST_S, concurrency=MOST_WAITING - 1
             ) as self._client:
@@ -134,7 +134,7 @@ class Api:
         return JSONResponse(self._catalog.listed())
 
     async def one_model(self, name: str) -> Response:
-        """One of them."""
+        """One of the models that can be used here."""
         return JSONResponse(self._catalog.described(name))
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:

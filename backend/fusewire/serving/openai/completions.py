@@ -68,8 +68,8 @@ def _text(spelled: bytes) -> str:
 
 
 def _by_text(token: Token) -> dict[str, float] | None:
-    """Of tokens with one text (as ids beyond the tokenizer's, which have none) the one taken stands
-    for all, else the likeliest."""
+    """Log-probabilities by text. Where several tokens have one text (ids beyond the tokenizer's
+    have none), the taken one stands for all, else the most likely."""
     if token.logprob is None:
         return None
     found = {_text(token.spelled): token.logprob}

@@ -21,10 +21,10 @@ from uvicorn.server import ServerState
 MOST_CONNECTIONS = 1024
 MOST_HEADER_BYTES = 1 << 15
 HEADER_TIMEOUT_S = 10.0  # from connecting, or from the last answer, to the end of the headers
-# The event loop accepts so many at once, and some times as many before the first is counted.
+# By the event loop, which may accept a few times as many before the first is counted.
 ACCEPTED_AT_ONCE = 16
 KEEP_ALIVE_S = 5  # of that without any byte
-# A client that reads less than so much within that time is disconnected.
+# A client that reads less than LEAST_READ_BYTES within this time is disconnected.
 READ_TIMEOUT_S = 30.0
 LEAST_READ_BYTES = 1 << 18
 _SWEEP_S = 1.0

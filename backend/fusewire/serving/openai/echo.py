@@ -14,15 +14,15 @@ from fusewire.text.written import written_whole
 
 @dataclass(frozen=True)
 class Echo:
-    """Of each prompt its text, its ids, the bytes of the first of these, and how many characters
-    tokens have before the text, which the tokenizer put there."""
+    """What `echo` returns of each prompt: its text, its ids, the bytes of the first id, and how
+    many characters the tokens have in front of the text, which the tokenizer put there."""
 
     texts: Sequence[str]
     ids: Sequence[list[int]]
     first_tokens: Sequence[bytes]
     characters_before: Sequence[int]
     choices: int  # of each prompt
-    logprobs: int | None  # of so many likeliest tokens at each place
+    logprobs: int | None  # how many most likely tokens to list at each place
 
     @staticmethod
     async def of(

@@ -30,7 +30,7 @@ def _rows(value: Any) -> Rows:
 
 
 class EmbeddingRequest(EncoderBody):
-    """Of /v1/embeddings."""
+    """The body of /v1/embeddings."""
 
     # Checked as a list of texts, of lists of ids, or of texts and images.
     input: Annotated[Any, AfterValidator(_rows)] = Field(

@@ -21,7 +21,7 @@ class EncoderBody(Body):
     truncate_prompt_tokens: int | None = Field(
         default=None,
         ge=-1,
-        description="Truncate a text, or a query and its document together, to so many tokens; "
+        description="Truncate a text, or a query and its document together, to this many tokens; "
         "-1: to the model's limit.",
     )
     priority: int = Field(

@@ -31,7 +31,7 @@ from fusewire.errors import (
     status_of,
 )
 
-# Of what ran out of time once, OpenAI's clients would send any 5xx again.
+# OpenAI's clients would send any 5xx again, also what ran out of time once.
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
 _TYPES = {

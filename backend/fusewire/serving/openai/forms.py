@@ -11,7 +11,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from fusewire.serving.openai.errors import ApiError
 
-# Of every odd byte that a client sends it would log a warning.
+# It would log a warning for every odd byte that a client sends.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 _MOST_FIELDS = 128
 _MOST_FIELD_BYTES = 1 << 16

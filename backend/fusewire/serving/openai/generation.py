@@ -246,8 +246,8 @@ def _says(piece: Piece) -> bool:
 
 
 def token_at(place: Place, count: int) -> Token:
-    """From the model's JSON of one place: the token there, then the `count` likeliest, which it may
-    be one of."""
+    """A token from the model's JSON of one place: the token there, then the `count` most likely,
+    which it may be one of."""
     taken, *others = entries = list(place.values())
     likeliest = others if len(entries) > count else sorted(entries, key=lambda e: e["rank"])
     return Token(

@@ -17,7 +17,7 @@ from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
 from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
 from fusewire.serving.openai.errors import shown
-from fusewire.text.chat_template import MOST_MESSAGES
+from fusewire.text.conversation import MOST_MESSAGES
 from fusewire.text.message_parts import text_of_parts
 from fusewire.text.written import written_flag, written_real, written_whole
 
@@ -132,7 +132,7 @@ class GenerationBody(Body):
 
 
 class CompletionRequest(GenerationBody):
-    """Of /v1/completions."""
+    """The body of /v1/completions."""
 
     # Checked as a list of texts, or of lists of ids.
     prompt: Annotated[Any, AfterValidator(_prompts)] = Field(
@@ -163,7 +163,7 @@ class CompletionRequest(GenerationBody):
 
 
 class ChatRequest(GenerationBody):
-    """Of /v1/chat/completions."""
+    """The body of /v1/chat/completions."""
 
     messages: Messages = Field(
         description="Objects with role and content, a text or parts of type text."

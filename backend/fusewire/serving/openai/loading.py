@@ -68,7 +68,7 @@ class Models:
                 self.left_out[name] = result
 
     def _loaded(self, name: str) -> Served | FusewireError | OSError | None:
-        """None for a model that the endpoint has no routes for."""
+        """The model, or why it cannot be loaded; None where the endpoint has no routes for it."""
         try:
             return _served(name, self._sources[name], self._chat_template)
         except (FusewireError, OSError) as error:

@@ -15,7 +15,7 @@ from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, us
 from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.served import Encoder
 
-# Of all pairs of a request: each is sent to the model with its query.
+# In all pairs of a request: each is sent to the model with its query.
 _MOST_CHARACTERS = 1 << 24
 
 
@@ -28,7 +28,8 @@ class RankingBody(EncoderBody):
 
 
 class RerankRequest(RankingBody):
-    """Of /rerank, /v1/rerank and /v2/rerank: Jina's and Cohere's form, with `texts` that of TEI."""
+    """The body of /rerank, /v1/rerank and /v2/rerank in Jina's and Cohere's form; with `texts` in
+    TEI's."""
 
     query: str
     documents: list[Any] | None = Field(
@@ -44,7 +45,7 @@ class RerankRequest(RankingBody):
 
 
 class ScoreRequest(RankingBody):
-    """Of /score and /v1/score."""
+    """The body of /score and /v1/score."""
 
     text_1: Any = Field(description="A text that is paired with each of text_2, or a list.")
     text_2: Any = Field(description="A text, or a list: as long as text_1, if that is a list.")

@@ -20,7 +20,7 @@ from fusewire.serving.openai.connections import Connection
 from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.forms import form_fields
 from fusewire.text.bounded_json import read_object
-from fusewire.text.chat_template import MOST_NESTING
+from fusewire.text.conversation import MOST_NESTING
 
 # A conversation as long as a template takes, or two thousand texts to embed.
 MOST_BODY_BYTES = 1 << 24
@@ -28,7 +28,7 @@ MOST_BODY_BYTES = 1 << 24
 MOST_UPLOAD_BYTES = (25 << 20) + (1 << 16)
 # Checked within a millisecond, so at once: changing to a thread and back would take as long.
 SHORT_BYTES = 1 << 16
-# Of all requests in flight together. Short bodies do not count, so that large ones keep none out.
+# In all requests in flight together. Short bodies do not count, so that large ones keep none out.
 MOST_TOTAL_BYTES = 1 << 27
 # A body may take this time, and as much more as its bytes take at the least rate.
 BODY_TIMEOUT_S = 10.0

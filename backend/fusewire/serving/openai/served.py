@@ -43,7 +43,7 @@ class Served:
         return ids
 
     async def text(self, field: str, tokens: Sequence[int]) -> str:
-        """Of token ids."""
+        """The text of token ids."""
         text: str = await self.compute("text", field, tokens=tokens)
         return text
 
@@ -155,7 +155,7 @@ class Encoder(Served):
     query_prompt: str = ""  # of such: before the first text of each pair
 
     def request_settings(self, parameters: Mapping[str, Any]) -> EngineSettings:
-        """Of a request with these parameters; InvalidInput."""
+        """The settings of a request with these parameters; InvalidInput."""
         return override(self.settings, parameters, self.task, self.max_length)
 
     def normalizes(self, settings: EngineSettings) -> bool:
@@ -179,7 +179,7 @@ class ImageEncoder(Served):
     settings: EngineSettings
 
     def request_settings(self, parameters: Mapping[str, Any]) -> EngineSettings:
-        """Of a request with these parameters; InvalidInput."""
+        """The settings of a request with these parameters; InvalidInput."""
         return override(self.settings, parameters, self.task, self.max_length, images=True)
 
     def normalizes(self, settings: EngineSettings) -> bool:

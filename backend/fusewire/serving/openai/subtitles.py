@@ -33,7 +33,7 @@ def vtt(said: Sequence[Said], duration: float) -> str:
 
 
 def spans(said: Sequence[Said], duration: float) -> list[tuple[float, float]]:
-    """From when until when each is said, in a sound so long."""
+    """When each segment begins and ends, in a sound of this duration."""
     found, before = [], 0.0
     for place, each in enumerate(said):
         start = before if each.start is None else each.start

@@ -27,7 +27,7 @@ class TokenizerBody(Body):
 
 
 class TokenizeRequest(TokenizerBody):
-    """Of /tokenize: a text, or messages for the model's chat template."""
+    """The body of /tokenize: a text, or messages for the model's chat template."""
 
     prompt: str | None = None
     messages: Messages | None = None
@@ -43,7 +43,7 @@ class TokenizeRequest(TokenizerBody):
 
 
 class DetokenizeRequest(TokenizerBody):
-    """Of /detokenize."""
+    """The body of /detokenize."""
 
     tokens: Annotated[list[int], FailFast()]
 

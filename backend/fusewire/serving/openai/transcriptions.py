@@ -89,7 +89,7 @@ class SpeechBody(Body):
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, str | bytes]]) -> SpeechBody:
-        """Of a form; ValidationError, InvalidInput."""
+        """The body that a form gives; ValidationError, InvalidInput."""
         values: dict[str, Any] = {}
         for name, value in fields:
             own = name.removesuffix("[]")
@@ -133,7 +133,7 @@ class SpeechBody(Body):
         return self.response_format in ("srt", "verbose_json", "vtt")
 
     async def parameters(self, task: str, model: Transcriber) -> dict[str, Any]:
-        """Of the model's generation; InvalidInput."""
+        """The parameters of the model's generation; InvalidInput."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             got, wanted = f"it with response_format {self.response_format}", "it with verbose_json"
             raise InvalidInput("timestamp_granularities", got, wanted, "change one of them")
@@ -207,7 +207,7 @@ async def transcribed(
 
 
 def usage(outputs: Outputs) -> dict[str, Any]:
-    """Of the log; an answer has the seconds of the sound, as OpenAI's."""
+    """The usage as the log has it; an answer has the seconds of the sound instead, as OpenAI's."""
     prompt, completion = (int(outputs[f"num_{each}_tokens"][0]) for each in ("input", "output"))
     return {"prompt_tokens": prompt, "completion_tokens": completion}
 

@@ -13,7 +13,7 @@ _OF_A_SEGMENT = ("text", "tokens", "avg_logprob", "no_speech_prob")
 
 
 def verbose_words(segments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of the model's segments."""
+    """The words of the model's segments."""
     words = [word for each in segments for word in each.get("words", ())]
     return [{**each, "word": each["word"].strip()} for each in words]
 
@@ -21,7 +21,7 @@ def verbose_words(segments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 def verbose_segments(
     segments: Sequence[Mapping[str, Any]], duration: float, temperature: float
 ) -> list[dict[str, Any]]:
-    """Of the model's segments, in a sound so long. `temperature`: of a window that says none.
+    """The model's segments, in a sound of this duration. `temperature`: for windows that name none.
     Segments of one window share what is known of its text."""
     said = [Said(each["start"], each["end"], each["text"]) for each in segments]
     ratios = _compression_ratios(segments)
@@ -42,8 +42,8 @@ def verbose_segments(
 
 
 def _compression_ratios(segments: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Of windows, by the frame that they begin at: how many times shorter zlib makes the text. That
-    of tokens, by which the model judges its texts, is another number."""
+    """How many times shorter zlib makes the text of each window, by the frame that it begins at.
+    The ratio by which the model judges its texts is another: that of tokens."""
     texts: defaultdict[int, str] = defaultdict(str)
     for each in segments:
         texts[each["seek"]] += each["text"]

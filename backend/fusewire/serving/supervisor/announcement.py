@@ -35,7 +35,7 @@ class Served:
 
 
 def facts(server: Server) -> dict[str, Any]:
-    """For programs: the event `ready` of `--json`, and the fields of its log line."""
+    """What programs read: the event `ready` of `--json`, and the fields of its log line."""
     at = server.endpoint
     return {
         "models": server.models,

@@ -137,7 +137,7 @@ class EmbeddedServer:
         return [stub for pid in running if (stub := processes.stub(pid)) is not None]
 
     def leave_rotation(self) -> None:
-        """From now on it is not ready, by server and by model; it still answers."""
+        """Makes the server and its models not ready from now on, while they still answer."""
         self._tell(_UNREADY)
 
     def stop(self, serving: bool = True) -> None:

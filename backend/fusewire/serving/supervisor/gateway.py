@@ -205,7 +205,7 @@ class Gateway:
 
 
 def _sources(entries: Mapping[str, Path]) -> Iterator[tuple[str, ModelSource]]:
-    """Those of the models that have a version folder."""
+    """The sources of the models that have a version folder."""
     for model, entry in entries.items():
         folder = repository.served_version(entry)
         if folder is not None:

@@ -77,7 +77,7 @@ class Pins:
                 del self._pins[name]
 
     def get(self, model: str) -> Pin | None:
-        """None for a model that does not serve, or no more."""
+        """The pin of a model; None for one that does not serve, or no more."""
         return self._pins.get(model)
 
     def all(self) -> dict[str, Pin]:

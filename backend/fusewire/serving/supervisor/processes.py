@@ -60,7 +60,7 @@ class Times:
 
 
 def times(pid: int) -> Times | None:
-    """None when the process has ended."""
+    """The times of a process; None when it has ended."""
     try:
         fields = _status(_PROC / str(pid))
     except (OSError, IndexError):

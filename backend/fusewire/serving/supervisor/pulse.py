@@ -82,7 +82,7 @@ class Pulse:
         return Outcome.ANSWERED, ""
 
     def done(self, model: str) -> Done | None:
-        """None when the server does not say."""
+        """What a model has done; None when the server does not say."""
         try:
             page = self._endpoint.metrics()
         except (EndpointError, OSError, http.client.HTTPException):

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from fusewire.serving.supervisor import memory
 from fusewire.serving.supervisor.processes import Stub
 
-# To be worth a load. The new process is there before the old one goes, so what is given back should
-# also be some share of what that takes for a moment.
+# What a load has to give back. The new process is there before the old one goes, so it should also
+# be some share of what that takes for a moment.
 _LEAST_BYTES = 32 << 20
 _LEAST_SHARE = 1 / 8
 # Calls of `due_bytes` between which it does not grow: who sent the large request may send more.

@@ -33,7 +33,7 @@ class Source:
     shared: frozenset[str] = frozenset()
 
     def overridden(self, settings: dict[str, object], deployment: dict[str, object]) -> Source:
-        """With these settings, which all sources get, in place of its own."""
+        """The source with these settings, which all sources get, in place of its own."""
         own = self.deployment.model_dump(exclude_unset=True)
         return replace(
             self,

@@ -24,12 +24,12 @@ class ServerFailed(FusewireError):
 
 # Of a model's process that died and said something before tritonserver tells much sooner.
 _UNHEARD_S = 5.0
-# By tritonserver itself.
+# How tritonserver itself crashes.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 
 class _Crashed(ServerFailed):
-    """In one of these ways."""
+    """The server crashed in one of these ways."""
 
 
 class Starter:

@@ -13,19 +13,21 @@ from collections.abc import Sequence
 from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.processes import Stub
 
-# Of one core; an idle one takes a tenth of that, one that generates far more.
+# The share of a core above which a stub is busy: an idle one takes a tenth of that, one that
+# generates far more.
 _BUSY_SHARE = 0.02
 
 
 class Surplus:
-    """Those of one server."""
+    """The stubs of one server that are more than its models want."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._seen: dict[int, tuple[float, float]] = {}  # idle since, processor time then
 
     def idle(self, stubs: Sequence[Stub], wanted: int, loaded_at: float) -> list[int]:
-        """Of all stubs of a model, those to be ended. `loaded_at`: when it was loaded last."""
+        """The idle stubs of a model that are to be ended, of all its `stubs`. `loaded_at`: when it
+        was loaded last."""
         times = {stub.pid: times for stub in stubs if (times := processes.times(stub.pid))}
         oldest_first = sorted(times, key=lambda pid: times[pid].started)
         if len(times) <= wanted or times[oldest_first[-1]].started > loaded_at:

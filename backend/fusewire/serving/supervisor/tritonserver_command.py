@@ -24,8 +24,8 @@ PROTECTIVE = {
     "http-max-input-size": f"{4 * MOST_CHARACTERS + (1 << 20)}",
     # No client maps memory of the server's machine, also with the key.
     "allow-client-shm": "false",
-    # Of one stream, unread: what a model of 131,072 tokens may send to one request. The thread of
-    # the server that finds it full waits, so it must bound other backends' models alone.
+    # Unread responses of one stream: what a model of 131,072 tokens may send to one request. The
+    # thread of the server that finds it full waits, so it must bound other backends' models alone.
     "grpc-max-response-pool-size": f"{8 * 131_072}",
     # Ports of their own, on every address; AIP_MODE in the environment would open one.
     "allow-sagemaker": "false",
@@ -64,7 +64,8 @@ def command(
         f"--http-restricted-api=${_SECRET}",
         f"--grpc-restricted-protocol=${_SECRET}",
         "--exit-on-error=false",  # so that the index says what failed, and why
-        # By model: strict, a version that did not load would make the server unready for ever.
+        # Readiness is asked of each model. Strict, a version that did not load would make the
+        # server unready for ever.
         "--strict-readiness=false",
         "--disable-auto-complete-config",
         # Killed before that (embedded.py): at its own end it crashes while connections are open.

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from fusewire.serving import instance_group
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import EndpointError
 from fusewire.serving.probe import Probe
@@ -189,9 +190,7 @@ class Watchdog:
             groups = self._control.endpoint.call(f"models/{model}/config")["instance_group"]
         except (EndpointError, KeyError):
             return
-        wanted = versions * sum(
-            int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups
-        )
+        wanted = versions * instance_group.instances(groups)
         stubs = [stub for stub in self._process.stubs() if stub.model == model]
         leftovers = self._healer.leftovers()
         living = [stub for stub in stubs if stub.pid not in leftovers]

@@ -73,7 +73,8 @@ def with_weights(
 
 
 def _check_unneeded(name: str, tensor: StoredTensor) -> None:
-    """Of activations that are not quantised here: scales are not needed, but they show damage."""
+    """Checks a scale of activations that are not quantised here: it is not needed, but shows
+    damage."""
     if name.endswith("_scale"):
         numbers = tensor.float32(name)
         if not (np.isfinite(numbers) & (numbers > 0)).all():

@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 class CacheScales:
-    """Those of a checkpoint; nothing is checked before they are asked for."""
+    """The scales of a checkpoint; each is checked when it is asked for."""
 
     def __init__(self, settings: Settings | None, tensors: Mapping[str, StoredTensor]) -> None:
         """`settings`: of a quantised folder; `tensors`: by their names in the checkpoint."""
@@ -35,8 +35,9 @@ class CacheScales:
         self._tensors = tensors
 
     def of(self, attention: str) -> tuple[float, float]:
-        """Of keys and of values, 1 where the folder has none; CheckpointError for a scheme that is
-        not a number for each attention, and for tensors that lack or have another shape."""
+        """The scales of keys and of values, 1 where the folder has none. CheckpointError for a
+        scheme other than a number for each attention, and for tensors that are missing or have
+        another shape."""
         names = [f"{attention}.{part}" for part in _PARTS]
         if self._scheme is not None:
             _check_scheme(self._scheme)

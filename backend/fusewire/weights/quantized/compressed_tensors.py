@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fusewire.weights.quantized.module import SCALES, WHOLE, Module
 from fusewire.weights.quantized.settings import Settings, fault
+from fusewire.weights.quantized.targets import check_target, is_class, is_pattern, matches
 from fusewire.weights.quantized.weight import (
     BLOCK,
     BLOCKS,
@@ -38,10 +39,7 @@ from fusewire.weights.quantized.weight import (
 
 _PACKED = "pack-quantized"
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", _PACKED)
-_PATTERN = "re:"
 _TABLE = re.compile(r"(\b(wte|wpe|shared|embed_(in|tokens|positions))|_embeddings?)$")
-_MOST_REPEATS = 6
-_MOST_STEPS = 50_000_000  # to match a name: some seconds
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class CompressedTensors:
         self._schemes = [_scheme(each, settings) for each in of_weights]
         self._ignore = settings.names("ignore")
         for pattern in (*self._ignore, *(t for s in self._schemes for t in s.targets)):
-            _check_pattern(pattern, settings)
+            check_target(pattern, settings)
 
     def transposed(self, module: Module) -> bool:
         return module.is_conv1d(self._model_type)
@@ -160,20 +158,20 @@ class CompressedTensors:
 
     def _scheme_of(self, module: Module) -> _Scheme:
         name = module.name
-        if any(_matches(name, each) for each in self._ignore):
+        if any(matches(name, each) for each in self._ignore):
             raise module.fault(
                 next(iter(module.parts)), "a quantised module", "none, as `ignore` names it"
             )
         # As compressed-tensors has it: a name before a pattern, patterns by their letters.
         found = [
-            (each.startswith(_PATTERN), each, s)
+            (is_pattern(each), each, s)
             for s in self._schemes
             for each in s.targets
-            if _matches(name, each)
+            if matches(name, each)
         ]
         named = [s for _, _, s in sorted(found, key=lambda match: match[:2])]
         # Other targets are classes of modules, of which a folder tells tables by their names.
-        by_class = [s for s in self._schemes if any(_is_class(each) for each in s.targets)]
+        by_class = [s for s in self._schemes if any(is_class(each) for each in s.targets)]
         own = "Embedding" if _TABLE.search(name) else "Linear"
         schemes = named[:1] or [s for s in by_class if own in s.targets] or by_class
         if len(schemes) != 1:
@@ -287,48 +285,3 @@ def _zeros(module: Module, scheme: _Scheme, grid: tuple[int, int]) -> NDArray[np
 def _check_zeros(module: Module) -> None:
     if module.parts["weight_zero_point"].data.any():
         raise module.fault("weight_zero_point", "other than zeros", "zeros for symmetric weights")
-
-
-def _is_class(target: str) -> bool:
-    return not target.startswith(_PATTERN) and "." not in target and target[:1].isupper()
-
-
-def _matches(name: str, target: str) -> bool:
-    if not target.startswith(_PATTERN):
-        return name == target
-    pattern = target.removeprefix(_PATTERN)
-    if _steps(pattern, len(name)) > _MOST_STEPS:
-        raise fault(
-            "quantization_config: targets or ignore",
-            target,
-            f"a regular expression with fewer choices, for a name of {len(name)} characters",
-        )
-    return re.match(pattern, name) is not None
-
-
-def _steps(pattern: str, length: int) -> int:
-    """At most so many ways to match a name of this length are tried, where no group is repeated:
-    of splitting it among the repeats, of taking optional parts or not, and of alternatives."""
-    repeats = len(re.findall(r"[*+{]", pattern))
-    alternatives = math.prod(1 + part.count("|") for part in pattern.split(")"))
-    return math.comb(length + repeats, repeats) * alternatives << pattern.count("?")
-
-
-def _check_pattern(target: str, settings: Settings) -> None:
-    """CheckpointError for a pattern that is wrong, or could take very long: one that repeats a
-    group (blanks could hide it in a verbose pattern), or repeats much."""
-    pattern = target.removeprefix(_PATTERN)
-    if target.startswith(_PATTERN):
-        try:
-            re.compile(pattern)
-            ok = not re.search(r"\)[*+{]|\s", pattern)
-            ok &= len(re.findall(r"[*+{]", pattern)) <= _MOST_REPEATS
-        except (re.error, RecursionError, OverflowError):
-            ok = False
-        if not ok:
-            raise fault(
-                f"{settings.path}: targets or ignore",
-                target,
-                "a regular expression without blanks that repeats no group, and at most "
-                f"{_MOST_REPEATS} times",
-            )

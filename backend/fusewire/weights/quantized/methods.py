@@ -33,7 +33,8 @@ class Method(Protocol):
 
     @property
     def input_scales(self) -> tuple[str, ...]:
-        """Those of `unneeded` that are the scale of what a quantised weight is multiplied by."""
+        """The names among `unneeded` that are the scale of what a quantised weight is multiplied
+        by."""
 
     def shape(self, module: Module) -> tuple[int, int]:
         """[out_features, in_features], from headers and a few numbers; CheckpointError where a part

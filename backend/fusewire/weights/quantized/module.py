@@ -61,8 +61,8 @@ class Module:
             raise self.fault(name, "a tensor", f"none, as config.json has it (only {list(names)})")
 
     def scales(self, name: str, *, negative: bool = False) -> NDArray[np.float32]:
-        """So small that weights are finite, and positive, or at least not 0 where they may be
-        `negative`."""
+        """Scales that are small enough for finite weights, and positive, or where they may be
+        `negative` at least not 0; CheckpointError for others."""
         scales = self.parts[name].float32(self._full(name))
         right = (np.abs(scales) < _MOST) & ((scales != 0) if negative else (scales > 0))
         if not right.all():
@@ -151,7 +151,7 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Of what is stored."""
+        """Bytes as stored."""
         return sum(part.nbytes for part in self.module.parts.values())
 
     def numbers(self, name: str, dtype: str) -> NDArray[Any]:

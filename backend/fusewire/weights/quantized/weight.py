@@ -57,8 +57,8 @@ class Codes:
     def nibbles(
         self, begin: int, end: int, order: NDArray[np.int32] | None = None
     ) -> NDArray[np.uint8]:
-        """Those of 4 bits as rows does, two a byte, the first of two columns in the low bits; the
-        columns in this order, or as they are."""
+        """4-bit codes of rows begin to end, two a byte, the first of two columns in the low bits;
+        the columns in this order, or as they are."""
         if order is None and self.axis == 1 and self.per_word > 1 and not self.lanes:
             return np.ascontiguousarray(self.words[begin:end]).view(np.uint8)
         codes = self.rows(begin, end)
@@ -80,7 +80,7 @@ class StoredCodes(NamedTuple):
     format: str  # int8, float8_e4m3 or BLOCKS
     codes: NDArray[np.uint8]  # [rows, columns], the bytes of the format
     scales: NDArray[np.float32]  # [rows], of BLOCKS [rows / BLOCK, columns / BLOCK], rounded up
-    # That what it is multiplied by is rounded with; 0: one of its own largest magnitudes.
+    # The scale of what it is multiplied by; 0: each row's own, by its largest magnitude.
     input_scale: float = 0.0
 
 

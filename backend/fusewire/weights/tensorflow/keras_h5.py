@@ -144,7 +144,7 @@ class _File:
 
     @contextmanager
     def _damaged(self) -> Iterator[None]:
-        """In place of the library's own words for a damaged file, many lines of C."""
+        """Replaces the library's own words for a damaged file, many lines of C."""
         try:
             yield
         except (KeyError, OSError, RuntimeError, TypeError, ValueError):

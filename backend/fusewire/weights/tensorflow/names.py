@@ -21,7 +21,7 @@ _BOOKKEEPING = re.compile(
     r"|good_steps|current_loss_scale)(:0)?(/|$)"
     r"|^(m|v|vhat|velocity|momentum)/"  # Keras' optimizers
 )
-# Of names with `.` between their parts, one after the other.
+# Patterns for names with `.` between their parts, applied one after the other.
 _RENAMED = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -86,8 +86,8 @@ def tensors_of(
 
 
 def _of_one_model(variables: Iterable[Named], masked: bool) -> list[Named]:
-    """Without bookkeeping; of ELECTRA's pair the generator where `masked`, else the discriminator,
-    which lends the generator the embeddings that it has not itself."""
+    """The variables without bookkeeping. Of ELECTRA's pair the generator where `masked`, else the
+    discriminator, which lends the generator the embeddings that it lacks."""
     weights = [(name, each) for name, each in variables if not _BOOKKEEPING.search(name)]
     generator = [(name, each) for name, each in weights if name.startswith("generator/")]
     if not generator:
@@ -104,9 +104,8 @@ def _renamed(name: str, model_type: str) -> str:
     parts = name.removesuffix(":0").replace("_._", "/").split("/")
     # `mlm___cls`: a layer of the name on the right.
     parts = [part.rpartition("___")[2] for part in parts if part]
-    if len(parts) > 1 and parts[0].startswith(
-        "tf"
-    ):  # the class: tf_bert_model, tfgp_t2lm_head_model
+    # The class: tf_bert_model, tfgp_t2lm_head_model.
+    if len(parts) > 1 and parts[0].startswith("tf"):
         parts = parts[1:]
     path = ".".join(parts)
     for pattern, replacement in [*(_ALBERT if model_type == "albert" else ()), *_RENAMED]:

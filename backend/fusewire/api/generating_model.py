@@ -1,0 +1,30 @@
+"""A model folder opened to generate: what `LLM` and `Transcriber` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.opening import folder_for
+
+
+class GeneratingModel:
+    """A context manager: on exit the model's memory is freed."""
+
+    def _open(self, model: str | Path, revision: str | None, device: str, **settings: Any) -> None:
+        """`settings`: fields of GenerationSettings; None: the default."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        self._folder = folder_for(type(self), model, revision)
+        self.engine = GenerationEngine(self._folder, GenerationSettings(**given), device)
+
+    def close(self) -> None:
+        """Ends what runs and frees the KV cache."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
