@@ -17,20 +17,20 @@ class Shown(Protocol):
 
 
 class ActiveTenants:
-    """Those with work here, or that asked of late, refused or not. One thread at a time; O(1) a
-    call, but for the few priorities of one tenant."""
+    """Tenants with requests here, or that asked lately, refused or not. One thread at a time; O(1)
+    a call, but for the few priorities of one tenant."""
 
     def __init__(self, window_s: float, shown: Shown | None = None) -> None:
-        """`window_s`: for so long one that asked is active."""
+        """`window_s`: how long a tenant that asked counts as active."""
         self._shown = shown
         self._window_s = window_s
         self._asked: OrderedDict[str, float] = OrderedDict()  # tenant -> when, the latest last
-        self._requests: dict[str, int] = {}  # that are here
-        self._seconds: dict[str, dict[int, float]] = {}  # of them, by priority
-        self._silent = 0  # with work here that have not asked of late
+        self._requests: dict[str, int] = {}  # tenant -> requests that are here
+        self._seconds: dict[str, dict[int, float]] = {}  # of them: tenant -> priority -> seconds
+        self._silent = 0  # tenants with requests here that have not asked lately
 
     def ask(self, tenant: str, now: float) -> int:
-        """It asks; returns how many are active."""
+        """Notes that a tenant asks; returns how many tenants are active."""
         asked, requests = self._asked, self._requests
         if tenant not in asked and tenant in requests:
             self._silent -= 1
@@ -49,20 +49,21 @@ class ActiveTenants:
 
     @property
     def known(self) -> tuple[int, float]:
-        """(how many are active as soon as one asks that has work here, if that is before the first
-        of those that asked of late did so too long ago, when that one did). The number is 0, which
-        is none, where asking may forget another at any time."""
+        """(how many tenants are active as soon as one asks that has requests here, when the one
+        that asked longest ago did so). The number holds until that one is out of the window. It is
+        0, for unknown, where asking may forget another tenant at any time."""
         asked = self._asked
         active = len(asked) + self._silent if len(asked) < _MOST_IDLE else 0
         return active, next(iter(asked.values()), 0.0)
 
     def seconds(self, tenant: str, priority: int) -> float:
-        """Of its requests here of that priority or a higher one."""
+        """Seconds of the tenant's requests here of this priority or a higher one (lower
+        numbers)."""
         own = self._seconds.get(tenant)
         return sum(s for p, s in own.items() if p <= priority) if own else 0.0
 
     def begin(self, tenant: str) -> None:
-        """A request of it, which has asked, is here."""
+        """Counts a request of a tenant, which has asked, as being here."""
         self._requests[tenant] = self._requests.get(tenant, 0) + 1
 
     def add(self, tenant: str, priority: int, seconds: float) -> None:
@@ -72,7 +73,7 @@ class ActiveTenants:
             self._shown.set_tenant(tenant, own)
 
     def end(self, tenant: str) -> None:
-        """A request of it, of which no seconds are left, is gone."""
+        """Counts a request of a tenant as gone, of which no seconds are left."""
         self._requests[tenant] -= 1
         if not self._requests[tenant]:  # and with them what rounding has left
             del self._requests[tenant]

@@ -22,17 +22,17 @@ from fusewire.engine.sequence_times import SequenceTimes
 from fusewire.engine.tenant_shares import TenantShares
 from fusewire.errors import Overloaded, QueueFull, counted
 
-# Of what a sequence takes once it runs: with less time left it is not begun. Where some generate
-# less than they may, it may end earlier.
+# Share of a sequence's predicted run time that must be left before its deadline, or it is not
+# begun. Where some generate less than they may, it may end earlier.
 _SURELY = 0.8
-# Of English; what it has is known once it is tokenised.
+# Of English, as an estimate: how many tokens a text has is known once it is tokenised.
 CHARACTERS_OF_TOKEN = 4
-# What runs and what waits are gone through at most so often, however many ask.
+# How long a forecast is kept: all that runs and waits is gone through for it, however many ask.
 KEPT_S = 0.05
-# For so long after one was refused others may be.
+# How long after a refusal admission counts as refusing.
 _REFUSING_S = 2.0
 _NOTHING = Forecasts(Forecast(-inf, 0, 0.0))
-# A tenant that asked is active for so long, where there is no longest wait.
+# How long a tenant that asked is active, where there is no longest wait.
 _ACTIVE_S = 10.0
 
 
@@ -66,31 +66,31 @@ class Admission:
         page_size: int = 1,
     ) -> None:
         """`max_sequences` run at a time, with their keys and values in `pages` of `page_size`
-        tokens: what has no room waits, predictably at most `max_queue_s`."""
+        tokens. Those for which there is no room wait, as predicted at most `max_queue_s`."""
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
         self._max_queue_s = max_queue_s
         self._clock = clock
         self.times = SequenceTimes(costs or CostTable(), max_sequences, pages, page_size)
         self._taken = 0
-        self._places: dict[Place, None] = {}  # as they came
+        self._places: dict[Place, None] = {}  # in order of arrival
         self._forecasts: Forecasts | None = None
         self._forecast_at = -inf
         self._before = _NOTHING  # the last ones
         self._refused_at = -inf
-        self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
+        self._refused: Counter[str] = Counter()  # by the front, since the last call of `refused`
         self._due_times = DueTimes()
         self._tenants = TenantShares(_ACTIVE_S if max_queue_s == inf else max_queue_s)
         self._lock = threading.Lock()
         self._block: GenerationBlock | None = None
-        # All that changes what is refused; the block has it at the end. A lock that nobody else
-        # asks for costs less than a `nullcontext`.
+        # Entered by all that changes what is refused; the block shows it on exit. A lock that
+        # nobody else asks for costs less than a `nullcontext`.
         self._changing: AbstractContextManager[Any] = threading.Lock()
         self._slo_s = inf
 
     def show_in(self, block: GenerationBlock, slo_s: float) -> None:
-        """From now on the server's front refuses by this block what would be refused here; before
-        there are requests. `slo_s`: the time that those have which name none."""
+        """Lets the server's front refuse by this block what would be refused here. Called before
+        there are requests. `slo_s`: the time of requests that name none."""
         with self._lock:
             self._slo_s, self._block, self._changing = slo_s, block, block
             block.terms = self._terms
@@ -109,10 +109,16 @@ class Admission:
         later_tokens: float = 0,
         later_new: int = 0,
     ) -> Place:
-        """A request's sequences, all or none: QueueFull; Overloaded where they would wait too long,
-        wait and end after the deadline (time.monotonic()), or go before others that then would.
-        `goes_on`: from one that has just ended and counted this one's tokens as later ones, so that
-        it is taken in any case."""
+        """Takes a request's sequences, all or none, and returns their place.
+
+        Raises QueueFull; Overloaded where they would wait too long, have to wait and end after the
+        deadline (time.monotonic()), go before others that would then be late, or are of a tenant
+        that has its share.
+
+        `tokens`: of its prompt and source. `most_new`: tokens that each sequence may generate.
+        `goes_on`: it continues one that has just ended and counted this one's tokens as later ones,
+        so that it is taken in any case.
+        """
         due = inf if deadline is None else deadline
         place = Place(sequences, tokens, most_new, priority, tenant, due, later_tokens, later_new)
         with self._lock, self._changing:
@@ -144,7 +150,7 @@ class Admission:
         return place
 
     def _judge(self, place: Place, left_s: float) -> None:
-        """Overloaded where it is not to be taken, with so much time left."""
+        """Raises Overloaded where a request with `left_s` until its deadline is not to be taken."""
         now = self._clock()
         active = self._tenants.ask(place.tenant, now)
         wait_s = self._wait_s(place)
@@ -183,14 +189,15 @@ class Admission:
         self._tenants.begin(place.tenant, self._need(place).cost_s, now)
 
     def stepped(self, sequences: int, seconds: float) -> None:
-        """Sequences that ran got their next token, so long after the one before."""
+        """Running `sequences` got their next token, `seconds` after the one before."""
         alone_s = self.times.costs.seconds(sequences, 0.0)
         with self._lock, self._changing:
             self._hear()
             self.times.stepped(alone_s, seconds)
 
     def leave(self, place: Place, sequences: int = 1, generated: int | None = None) -> None:
-        """Some of its sequences have ended, with so many tokens each; None: they never ran."""
+        """Gives back the places of `sequences` that have ended with `generated` tokens each; None:
+        they never ran."""
         with self._lock, self._changing:
             self._taken -= sequences
             place.slots -= sequences
@@ -206,7 +213,8 @@ class Admission:
                 self.times.ended(place.most_new, generated)
 
     def _ended(self, place: Place, ran: bool) -> None:
-        """Of one that waited: whether it was answered in time, or would have been."""
+        """Notes of a request that waited whether it ended in time, or would have if it had run; not
+        of one that left while there was time."""
         if place.begin_by is not None:
             now = self._clock()
             if not ran and now >= place.begin_by:
@@ -215,39 +223,41 @@ class Admission:
                 self._due_times.ended(place.taken_at, place.deadline, now)
 
     def _is_late(self, place: Place) -> bool:
-        """It is ended by its deadline, or by its client's: it might have generated more."""
+        """Whether a request ends because of its deadline, or of its client's just before: it might
+        have generated more."""
         if place.deadline == inf:
             return False
         return self._clock() > place.taken_at + planned_s(place.deadline - place.taken_at)
 
     @property
     def backlog_s(self) -> float:
-        """Until all that waits could begin, as it was predicted when it came."""
+        """Seconds until all that waits could begin, as predicted when it came."""
         with self._lock:
             return sum(place.cost_s for place in self._places if not place.runs)
 
     def ends_s(self) -> list[float]:
-        """Until each of those that run has ended, and what goes on from it, as predicted; the
-        first one first."""
+        """Predicted seconds until each running request has ended, with those that go on from it, in
+        ascending order."""
         with self._lock:
             step_s = self.times.step_s(self._taken)
             running = [place for place in self._places if place.runs]
             return sorted(self.times.left_s(place, step_s) for place in running)
 
     def refused(self) -> Counter[str]:
-        """Requests that the front has refused since the last call, by tenant."""
+        """Numbers of requests that the front has refused since the last call, by tenant."""
         with self._lock, self._changing:
             self._hear()
             found, self._refused = self._refused, Counter()
         return found
 
     def close(self) -> None:
-        """The front refuses nothing more."""
+        """From now on the front refuses nothing."""
         if self._block is not None:
             self._block.close()
 
     def _wait_s(self, asked: Place) -> float:
-        """Until there are a slot for each of its sequences and pages."""
+        """Predicted seconds until there is a slot for each of the request's sequences, and pages
+        for them."""
         if not self.times.known:
             return 0.0
         now = self._clock()
@@ -282,7 +292,7 @@ class Admission:
         return forecasts
 
     def _wait(self, forecasts: Forecasts, place: Place) -> None:
-        """It waits behind, and before, those that are in them."""
+        """Adds a request that waits to the forecasts, in its turn."""
         begin_by = place.deadline - self._run_s(place)
         forecasts.wait(place.priority, place.deadline, begin_by, self._need(place))
         if place.is_shared:
@@ -295,7 +305,7 @@ class Admission:
         return self.times.run_s(place, self._taken + place.slots)
 
     def _hear(self) -> None:
-        """What was refused in front."""
+        """Takes note of what was refused in front."""
         if self._block is not None:
             now = self._clock()
             for (tenant, counts), requests in self._block.take_refused().items():

@@ -20,41 +20,41 @@ from typing import NamedTuple
 from fusewire.engine.due_slots import REGION_WORDS, Region
 from fusewire.engine.forecast import Forecasts
 
-# Of the layouts.
+# The first word, which identifies the layout.
 ENCODER, GENERATION = 0x6675736577010004, 0x6675736577020003
 
 _SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
-_LIMITS = 4  # of requests, as `Limits` or `GenerationLimits`
+_LIMITS = 4  # `Limits` or `GenerationLimits`
 _HEAD, _TAIL = 10, 11
-_TERMS = 16  # as `Terms` or `GenerationTerms`
+_TERMS = 16  # `Terms` or `GenerationTerms`
 _NAME_BYTES, _NAME = 48, 49
-# Of an encoder:
+# For an encoder:
 _LEVELS, _PRIORITIES, _REGIONS = 96, 97, 105
 _TENANTS, _MOST_TENANTS, _MOST_PRIORITIES = 128, 64, 8
 _TEXT_WORDS = 64  # 128 characters
 _TENANT_WORDS = 1 + _TEXT_WORDS + 1 + 2 * _MOST_PRIORITIES  # length, name, pairs, the pairs
-# Of generation: levels, each its priority, its slots, pages and time, the last deadline of those
-# that wait, since when it is full, how many ends, and the first.
+# For generation: levels, each with its priority, its slots, pages and time, the last deadline of
+# those that wait, since when it is full, how many ends there are, and the first of them.
 _FORECASTS, _MOST_FORECASTS, _MOST_ENDS = 96, 8, 128
 _FORECAST_WORDS = 7 + 3 * _MOST_ENDS
-# And the tenants above their share: how many, and of each the length of its name, what it was
-# given, and the name.
+# Then the tenants above their share: how many there are, and for each the length of its name, what
+# it was given, and the name.
 _ABOVE, _MOST_ABOVE, _ABOVE_WORDS = 3328, 32, 2 + _TEXT_WORDS
 _RING, _RING_WORDS, _RING_ENTRIES = 5504, 1 + _TEXT_WORDS, 256
 _WORK = 22528  # a multiple of 512: a page
 _MOST_REGIONS = 9
 BYTES = 8 * (_WORK + _MOST_REGIONS * REGION_WORDS)
 GENERATION_BYTES = 8 * _WORK
-_HIGHEST = -(1 << 63)  # of priorities
+_HIGHEST = -(1 << 63)  # in place of the priority -inf
 
 MOST_NAME_BYTES = 8 * (_LEVELS - _NAME)
 
 
 class Limits(NamedTuple):
-    """Of the requests that the front may judge: of others it knows too little."""
+    """Limits of the requests that the front may judge: of others it knows too little."""
 
     rows: int
-    takes: int  # as TEXTS and the following, added
+    takes: int  # sum of flags: TEXTS and the following
     max_length: int  # tokens of a sequence
     max_characters: int  # of a text
     height: int = 0  # of `pixel_values`
@@ -65,32 +65,32 @@ TEXTS, PAIRS, ONLY_PAIRS, IDS, WINDOWS, IMAGES = 1, 2, 4, 8, 16, 32
 
 
 class GenerationLimits(NamedTuple):
-    """As `Limits`."""
+    """As `Limits`, for a model that generates."""
 
     rows: int
     takes: int  # TEXTS and IDS, and SOURCES of an encoder-decoder model
     max_length: int  # tokens of a sequence, with those that are generated
     max_characters: int  # of a text
-    vocabulary: int  # of prompts
-    max_request_tokens: int  # that are generated
+    vocabulary: int  # the ids of prompts are below it
+    max_request_tokens: int  # that one request may generate
 
 
 SOURCES = 64
 
 
 class Terms(NamedTuple):
-    """By which requests are judged; times by time.monotonic()."""
+    """What requests are judged by; times are those of time.monotonic()."""
 
     now: float
-    requests: int  # that are here
+    requests: int  # how many are here
     busy_until: float
-    begin: float  # of the slots
+    begin: float  # when the first slot begins
     width_s: float
     active: int  # tenants; 0: not known
-    oldest_asked: float  # when the first of them did, the last time
-    window_s: float  # for so long one that asked is active
+    oldest_asked: float  # when the one that asked longest ago did
+    window_s: float  # how long one that asked is active
     due_factor: float
-    forget_s: float  # it falls as fast as it would in so many seconds to 1, or less fast
+    forget_s: float  # in which the factor's distance from 1 falls to 1/e
     unseen_s: float
     unseen_share: float
     slo_s: float
@@ -109,7 +109,7 @@ class Terms(NamedTuple):
 
 
 class GenerationTerms(NamedTuple):
-    """As `Terms`, of generation."""
+    """As `Terms`, for a model that generates."""
 
     now: float
     taken: int  # sequences that run or wait
@@ -117,18 +117,18 @@ class GenerationTerms(NamedTuple):
     max_waiting: int
     max_queue_s: float
     slo_s: float
-    share: float  # of the tokens that were allowed: those that were generated; 0: not known
-    s_of_token: float  # of a prompt
-    step_s: float  # of one sequence more
+    share: float  # generated tokens / allowed tokens; 0: not known
+    s_of_token: float  # seconds of a prompt's token
+    step_s: float  # seconds of a step with one sequence more
     pages: float
     page_size: int
     characters_of_token: int
-    kept_until: float  # what is shown of the queue
+    kept_until: float  # until when what is shown of the queue holds
     active: int  # tenants; 0: not known
-    oldest_asked: float  # when the first of them did, the last time
-    window_s: float  # for so long one that asked is active
-    fair: float  # what they were given on average
-    waiting_s: float  # of the whole machine
+    oldest_asked: float  # when the one that asked longest ago did
+    window_s: float  # how long one that asked is active
+    fair: float  # what active tenants were given on average
+    waiting_s: float  # predicted work that waits, in seconds of the machine
     above_share: float
     due_factor: float
     forget_s: float
@@ -138,7 +138,8 @@ class GenerationTerms(NamedTuple):
 
 
 class Block:
-    """Written by one process's threads, each `with` it: the terms by which requests are judged."""
+    """Shared memory with the terms by which requests are judged. Written by the threads of one
+    process, each within `with`."""
 
     layout: int
 
@@ -150,14 +151,14 @@ class Block:
         instances: int,
         limits: Sequence[int],
     ) -> None:
-        """`memory`: zeros. `instances`: of the model."""
+        """`memory`: zeros. `instances`: how many the model has."""
         self._whole, self._real = memory.cast("B").cast("q"), memory.cast("B").cast("d")
         self._bytes = memory.cast("B")
         self._lock = threading.Lock()
-        self._terms: Sequence[float] = ()  # as they are written
+        self._terms: Sequence[float] = ()  # as they were written last
         # While no request has a time nothing is refused, and nothing needs to be written.
         self.silent = False
-        self.terms: Callable[[], Sequence[float]]  # when they have changed
+        self.terms: Callable[[], Sequence[float]]  # called at the end of `with`
         name = model.encode()
         if len(name) > MOST_NAME_BYTES:
             raise ValueError(f"model: got {len(name)} bytes, wanted at most {MOST_NAME_BYTES}")
@@ -181,8 +182,8 @@ class Block:
             self._lock.release()
 
     def take_refused(self) -> Counter[tuple[str, bool]]:
-        """Requests that the front has refused since the last call, by tenant, and whether they
-        count here; of a model with several instances one counts. Within `with`."""
+        """Numbers of requests that the front has refused since the last call, by tenant and by
+        whether they count here: of a model's instances one counts. Within `with`."""
         head, tail = self._whole[_HEAD], self._whole[_TAIL]
         found: Counter[tuple[str, bool]] = Counter()
         for number in range(tail, min(head, tail + _RING_ENTRIES)):
@@ -209,8 +210,8 @@ class Block:
 
 
 class AdmissionBlock(Block):
-    """An encoder's: beside its terms a region for the slots of each level, and the seconds of
-    tenants."""
+    """The block of an encoder: beside its terms a region for the slots of each level, and the
+    seconds of tenants."""
 
     layout = ENCODER
 
@@ -219,13 +220,13 @@ class AdmissionBlock(Block):
     ) -> None:
         """`memory`: BYTES of zeros."""
         self._free = list(reversed(range(_MOST_REGIONS)))
-        self._tenants: dict[str, int] = {}  # -> its place
+        self._tenants: dict[str, int] = {}  # tenant -> its place
         self._places = list(reversed(range(_MOST_TENANTS)))
         self.levels: Callable[[], list[tuple[int, int]]]  # (priority, region)
         super().__init__(memory, model, version, instances, limits)
 
     def take(self) -> Region:
-        """Memory for the slots of a level (Regions)."""
+        """Takes memory for the slots of a level (Regions)."""
         place = self._free.pop()
         first = _WORK + place * REGION_WORDS
         return Region(self._real[first : first + REGION_WORDS], place)
@@ -234,8 +235,8 @@ class AdmissionBlock(Block):
         self._free.append(region.place)
 
     def set_tenant(self, tenant: str, seconds: dict[int, float]) -> None:
-        """Its seconds by priority. Of more tenants or priorities than there is room for nothing is
-        said, and they are not refused for them."""
+        """Shows a tenant's seconds by priority. Tenants and priorities for which there is no room
+        are left out, and not refused for them."""
         place = self._tenants.get(tenant)
         name = b""
         if place is None:
@@ -270,14 +271,15 @@ class AdmissionBlock(Block):
 
 
 class GenerationBlock(Block):
-    """Of a model that generates: beside its terms when there is room, for each priority, and which
-    tenants are above their share. Its memory is GENERATION_BYTES."""
+    """The block of a model that generates: beside its terms when there is room, for each priority,
+    and which tenants are above their share. Its memory is GENERATION_BYTES."""
 
     layout = GENERATION
 
     def show(self, forecasts: Forecasts | None, above: Sequence[tuple[str, float]]) -> None:
-        """Within `with`. None: nothing is refused for lack of time. `above`: of more tenants than
-        there is room for nothing is said, and they are not refused for their share."""
+        """Shows the forecasts (None: nothing is refused for lack of time) and the tenants `above`
+        their share, with what they were given; those for which there is no room are not refused for
+        it. Within `with`."""
         levels = [] if forecasts is None else forecasts.levels[:_MOST_FORECASTS]
         whole, real, first = self._whole, self._real, _FORECASTS + 1
         for level in levels:

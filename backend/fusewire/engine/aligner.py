@@ -17,22 +17,23 @@ if TYPE_CHECKING:
 
 
 class Aligner:
-    """With a model."""
+    """Aligns the texts of one model."""
 
     def __init__(
         self, model: DecoderModel, most_tokens: int, times: TokenTimes | None = None
     ) -> None:
-        """`most_tokens`: of texts that are read at once. `times`: of a model of speech."""
+        """`most_tokens`: how many tokens of texts are read at once. `times`: for a model of
+        speech."""
         self._model = model
         self._most_tokens = most_tokens
         self._times = times
-        self.took_s = 0.0  # in all
+        self.took_s = 0.0  # of all alignments
 
     def align(
         self, generation: Generation, texts: Sequence[list[int]], deltas: Sequence[Delta]
     ) -> None:
-        """Gives the last delta of each text, of which there may be more, its alignment, or, of a
-        model of speech, the times of its tokens."""
+        """Gives the last delta of each text its alignment, or for a model of speech the times of
+        its tokens. `texts`: the token ids of each, of which there may be more than deltas."""
         lasts = [delta for delta in deltas if delta.finish_reason is not None]
         sequences = [each.sequence for each in generation.branches if each.sequence]
         sequence = next(each for each in sequences if each.pages)  # one that ends has them

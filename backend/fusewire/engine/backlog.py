@@ -22,11 +22,13 @@ from fusewire.errors import Overloaded
 
 __all__ = ["Backlog", "Reservation"]
 
-# At most so much of a request's time is kept for the batch that is formed around it.
+# Largest share of a request's time that is kept for the batch that is formed around it.
 MOST_MARGIN = 0.25
-# Of the time beyond one share: how much work may be here for a tenant above its share to get more.
+# How much of the time beyond one tenant's share all work may fill while a tenant above its share
+# still gets more.
 ABOVE_SHARE = 0.5
-# Who was refused comes back when this is computed, neither all at once nor at once.
+# Spread and least of the seconds after which those refused may come back: when the work here is
+# computed, but not all of them together, nor too soon.
 JITTER = 0.2
 LEAST_RETRY_S = 0.05
 # Seconds that rounding leaves of what is computed.
@@ -44,29 +46,30 @@ class Backlog:
         regions: Regions | None = None,
         shown: Shown | None = None,
     ) -> None:
-        """`window_s`: about as long as requests wait at most; deadlines within twice of it are told
-        apart by 1/2048 of it, later ones by 1/128 of what is left. `regions`, `shown`: where others
-        may read what is here; None: nowhere."""
+        """`window_s`: about as long as requests wait at most; deadlines within twice this time are
+        told apart by 1/2048 of it, later ones by 1/128 of what is left. `regions`, `shown`: where
+        others may read what is here; None: nowhere."""
         self._clock = clock
         self._window_s, self._width_s = window_s, window_s / 2048
         self._levels = DueLevels(self._width_s, clock(), regions)
         self._tenants = ActiveTenants(window_s, shown)
-        self._requests = 0  # that are here
-        self._whenever = 0  # of them, those without a time
+        self._requests = 0  # how many are here
+        self._whenever = 0  # of them, those without a deadline
         self._whenever_s = 0.0
         self._busy_until = 0.0
-        self._begun_s = 0.0  # of the last micro-batch
+        self._begun_s = 0.0  # predicted, of the last micro-batch
         self._lock = threading.Lock()
 
     @property
     def seconds(self) -> float:
-        """Until what was taken is computed, as predicted."""
+        """Predicted seconds until all that was taken is computed."""
         with self._lock:
             return self._levels.all.total + self._whenever_s + self._running(self._clock())
 
     @property
     def slack_s(self) -> float:
-        """How much later than now the work may begin, in order of what is due, with none late."""
+        """Seconds by which the work may begin later than now, in order of what is due, with none
+        late."""
         with self._lock:
             now = self._clock()
             return self._levels.all.slack - now - self._running(now)
@@ -78,7 +81,7 @@ class Backlog:
 
     @property
     def known(self) -> dict[str, Any]:
-        """By the fields of `admission_block.Terms`."""
+        """What is known here for `admission_block.Terms`, by its fields."""
         with self._lock:
             active, oldest_asked = self._tenants.known
             return {
@@ -92,7 +95,7 @@ class Backlog:
             }
 
     def ask(self, tenant: str) -> None:
-        """A request of it was refused before it came here."""
+        """Notes that a tenant asks with a request that was refused before it came here."""
         with self._lock:
             self._tenants.ask(tenant, self._clock())
 
@@ -105,9 +108,10 @@ class Backlog:
         priority: int = 0,
         of: object = None,
     ) -> Reservation:
-        """Takes a request that costs so many seconds and is due by then (time.monotonic()), or
-        raises Overloaded. `margin_s` is left free, but at most a quarter of its time. While nothing
-        else is here, it is taken whatever it costs; what takes longer than it has is due whenever.
+        """Takes a request that costs `seconds` and is `due` by time.monotonic() (inf: at any time),
+        or raises Overloaded. `margin_s` of its time is left free, at most a quarter of it. `of`:
+        what the reservation is for. While nothing else is here, it is taken whatever it costs; what
+        takes longer than it has is then due at any time.
 
         It is judged against work of its own and higher priorities (lower numbers). Requests of
         lower ones that then have no time left are `displaces` of the reservation, and released.
@@ -138,13 +142,14 @@ class Backlog:
             return self._take(reserved)
 
     def correct(self, reservation: Reservation, seconds: float) -> None:
-        """So much is left to compute of it, as is known now."""
+        """Sets the predicted `seconds` that are left to compute of a request."""
         with self._lock:
             if not reservation.left:
                 self._correct(reservation, max(seconds, 0.0))
 
     def release(self, reservation: Reservation) -> None:
-        """It has ended, or nothing is left of it to begin. Once is enough."""
+        """Releases a request that has ended, or of which nothing is left to begin. Once is
+        enough."""
         with self._lock:
             if reservation.left:
                 return
@@ -153,15 +158,15 @@ class Backlog:
             self._gone(reservation)
 
     def begin(self, seconds: float) -> None:
-        """A micro-batch of so many predicted seconds is being computed, after the one before it,
-        which at most began now: so wrong predictions do not add up."""
+        """A micro-batch of `seconds`, as predicted, is given to the device, after the one before
+        it, which counts as begun by now: so wrong predictions do not add up."""
         with self._lock:
             now = self._clock()
             before = min(max(self._busy_until, now), now + self._begun_s)
             self._busy_until, self._begun_s = before + seconds, seconds
 
     def idle(self) -> None:
-        """Nothing is being computed."""
+        """The device computes nothing."""
         with self._lock:
             self._busy_until = 0.0
 
@@ -180,7 +185,7 @@ class Backlog:
         return reservation
 
     def _gone(self, reservation: Reservation) -> None:
-        """It is not among the levels any more."""
+        """Forgets a reservation that is not among the levels any more."""
         self._requests -= 1
         if reservation.due == inf:
             self._whenever -= 1
@@ -212,8 +217,8 @@ class Backlog:
         now: float,
         active: int,
     ) -> list[Reservation]:
-        """What gives way to a request of one of so many active tenants; Overloaded, where it is not
-        to be taken."""
+        """The reservations that give way to a request of one of `active` tenants; Overloaded where
+        it is not to be taken."""
         running, room = self._running(now), _room(due - now, margin_s)
         share = room / active
         before, later_slack = level.slots.around(due)
@@ -241,5 +246,5 @@ class Backlog:
 
 
 def _room(window_s: float, margin_s: float) -> float:
-    """What is left of a request's time for the work."""
+    """Seconds of a request's time, `window_s`, that are left for the work."""
     return window_s - min(margin_s, MOST_MARGIN * max(window_s, 0.0))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.placement import Placement
 
-# Of a group and step: `kernels.beam_candidates` sorts no more.
+# For a group in a step: `kernels.beam_candidates` sorts no more.
 MOST_CANDIDATES = 2048
 _ALIGNMENT = 8  # bytes
 
@@ -18,8 +18,8 @@ _ALIGNMENT = 8  # bytes
 def forced(
     candidates: NDArray[np.int32], scores: NDArray[np.float32], tokens: Sequence[int]
 ) -> NDArray[np.int32]:
-    """In place of candidates [4, searches, most], of searches whose beams have these scores
-    [searches, beams]: each of the tokens behind each beam. A search whose logits were not finite
+    """Forced tokens in place of `candidates` [4, searches, most]: each of the `tokens` after each
+    beam, with the beam's score (`scores` [searches, beams]). A search whose logits were not finite
     keeps its own."""
     beams = scores.shape[1]
     count = min(beams * len(tokens), candidates.shape[2])
@@ -36,8 +36,8 @@ def forced(
 
 
 class BeamCandidates:
-    """Of searches whose beams have the rows offsets[i] to offsets[i + 1], so many as each wants.
-    Their memory is taken once for as many steps as they stay the same."""
+    """Finds candidates of searches, wanted[i] for search i, whose beams are the rows offsets[i] to
+    offsets[i + 1]. Memory is taken once for as many steps as these stay the same."""
 
     def __init__(
         self, place: Placement, offsets: NDArray[np.int32], wanted: NDArray[np.int32]
@@ -68,17 +68,18 @@ class BeamCandidates:
 
     @property
     def scores(self) -> kernels.Tensor:
-        """Of the beams, [rows], where the model is placed: what `begin_there` goes by."""
+        """Scores of the beams, [rows], on the model's device: what `begin_there` reads."""
         return self._inputs[2]
 
     @property
     def found(self) -> list[kernels.Tensor]:
-        """Scores, beams and tokens of the last ones, [searches, most] each, there too."""
+        """Scores, beams and tokens of the candidates found last, [searches, most] each, on the
+        device."""
         scores, _, beams, tokens = self._outputs
         return [scores, beams, tokens]
 
     def fits(self, offsets: NDArray[np.int32]) -> bool:
-        """Whether it is of the same rows."""
+        """Whether its rows have these offsets."""
         return self.offsets is offsets or (
             self.offsets.size == offsets.size and not (self.offsets != offsets).any()
         )
@@ -86,15 +87,15 @@ class BeamCandidates:
     def begin(
         self, logits: kernels.Tensor, scores: NDArray[np.float32], *, normalized: bool = False
     ) -> kernels.Readback:
-        """Of logits [rows, vocab] and the beams' scores: values [4, searches, most], scores and
-        log_probs (float32, in their bits), beams, tokens. `normalized`: logits are
-        log-probabilities already."""
+        """Begins to find candidates by logits [rows, vocab] and the beams' scores. Reads back
+        values int32 [4, searches, most]: scores and log_probs (the bits of float32), beams, tokens.
+        `normalized`: logits are log-probabilities already."""
         self._scores[:] = scores
         kernels.write(self._there, self._given, self._place.stream)
         return self.begin_there(logits, normalized=normalized)
 
     def begin_there(self, logits: kernels.Tensor, *, normalized: bool = False) -> kernels.Readback:
-        """As `begin`, by the `scores` that are there."""
+        """As `begin`, by the `scores` that are on the device."""
         stream = self._place.stream
         kernels.beam_candidates(*self._outputs, logits, *self._inputs, normalized, stream)
         return self._place.readback(self._out)

@@ -20,7 +20,7 @@ from fusewire.placement import Placement
 
 
 class BeamChoice:
-    """With a model's placement and vocabulary."""
+    """Chooses how searches go on, with a model's placement and vocabulary."""
 
     def __init__(self, place: Placement, vocab_size: int, sampler: Sampler) -> None:
         self._place = place
@@ -34,7 +34,8 @@ class BeamChoice:
         begins: Mapping[BeamGroup, int],
         groups: Sequence[BeamGroup],
     ) -> None:
-        """Chooses for part `index` of the groups, whose rows of logits begin at `begins`."""
+        """Takes part `index` of the groups a step on. `begins`: the first row of logits of each
+        group."""
         kinds: dict[StepKind, list[BeamGroup]] = {}
         for group in groups:
             processed = group.parts[index].sampling.changes_logits
@@ -75,7 +76,7 @@ class BeamChoice:
         kernels.advance_beams(searches, scores, log_probs, together[2], together[3], index)
 
     def rows(self, logits: kernels.Tensor, rows: NDArray[np.int64]) -> kernels.Tensor:
-        """Those of logits [rows, vocab]; all of them are as they are."""
+        """The given `rows` of logits [rows, vocab]; the logits themselves where these are all."""
         if len(rows) == logits.shape[0]:  # in order, unless groups of both types meet
             return logits
         part = kernels.empty([len(rows), self._vocab_size], logits.dtype, stream=self._place.stream)
@@ -84,13 +85,13 @@ class BeamChoice:
         return part
 
     def log_probs(self, logits: kernels.Tensor) -> kernels.Tensor:
-        """Float32."""
+        """Log-probabilities of logits [rows, vocab], float32."""
         log_probs = self._place.empty(*logits.shape, dtype="float32")
         kernels.log_softmax(log_probs, logits, self._place.stream)
         return log_probs
 
     def _processed(self, logits: kernels.Tensor, parts: Sequence[BeamPart]) -> kernels.Tensor:
-        """Log-probabilities with biases, bans and penalties, of the beams of the parts."""
+        """Log-probabilities of the beams of the parts, with biases, bans and penalties."""
         for part in parts:
             if part.sampling.fixed:  # its beams may have gone on without it
                 part.sampling.spread(len(part.scores))

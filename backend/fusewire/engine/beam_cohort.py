@@ -1,6 +1,6 @@
-"""Searches that take their steps together and in the same way, of which nothing but the model
-decides, and what is the same in every step: what a step needs of each, in arrays of all, so that it
-takes Python little."""
+"""Searches that take their steps together and in the same way, decided by the model alone and by
+what is the same in every step. What a step needs of each is kept in arrays over all, which takes
+Python little time."""
 
 from __future__ import annotations
 
@@ -37,16 +37,15 @@ class BeamCohort:
         rows: StepRows,
         pages: KvCache,
     ) -> None:
-        """Groups that have the pages `taken`, which begin behind the step that left them these
-        `rows`."""
+        """`taken`: the pages of the groups' sequences. `rows`: as the last step left them."""
         self.groups = groups
-        # Of which they are the rest, and where among these they were.
+        # The groups that these are the rest of, and the places of these among them.
         self._before: tuple[Sequence[BeamGroup], Sequence[int]] | None = None
         self._cache = pages
         kind = groups[0].kind
-        assert kind is not None  # and that of all
+        assert kind is not None  # all have the same
         self.kind = kind
-        self._biases: tuple[NDArray[np.int32], list[kernels.Tensor]] | None = None  # of offsets
+        self._biases: tuple[NDArray[np.int32], list[kernels.Tensor]] | None = None  # with offsets
         self._sampling = [group.sampling for group in groups]
         self.searches = [group.search for group in groups]
         now = kernels.search_rows(self.searches)
@@ -63,10 +62,10 @@ class BeamCohort:
         self.reserved = any([each.reserved for each in self.taken])  # pages for the next fork
         self._all_run = True  # as long as nobody else has released pages
         self._releases = pages.releases
-        self._full = offsets_of(self.beams)  # where none has fewer
+        self._full = offsets_of(self.beams)  # the offsets where none has fewer
         self._is_full = np.array_equal(self.offsets, self._full)
         self._forks: ForkMemory | None = None
-        # Of the block tables of steps behind which pages of these places are written.
+        # The width of block tables, with the `places` of pages that it is for.
         self._width: tuple[NDArray[np.int32], int] | None = None
         self._ends = now.ends
 
@@ -84,7 +83,7 @@ class BeamCohort:
         return cls(groups, taken, rows, pages)
 
     def rest(self) -> BeamCohort | None:
-        """Those that still run."""
+        """The cohort of the groups that still run; None where none does."""
         still = [at for at, each in enumerate(self.rows.sequences) if each.pages is not None]
         if not still:
             return None
@@ -94,11 +93,11 @@ class BeamCohort:
         return rest
 
     def is_of(self, groups: Sequence[BeamGroup]) -> bool:
-        """Whether it is known that these are those of a step's groups that still run."""
+        """Whether this is known to be the cohort of those of a step's groups that still run."""
         return groups is self.groups or (self._before is not None and groups is self._before[0])
 
     def places_in(self, groups: Sequence[BeamGroup]) -> Sequence[int] | None:
-        """Among a step's groups; None: they are all of them, in order."""
+        """The places of these groups among a step's; None: they are all of them, in order."""
         if groups is self.groups:
             return None
         if self._before is not None and groups is self._before[0]:
@@ -107,7 +106,8 @@ class BeamCohort:
         return [places[group] for group in self.groups]
 
     def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
-        """Whether these take the next step, all of them where the last one left them."""
+        """Whether the next step is of these groups, all of them, with the rows that the last one
+        left."""
         return self.groups == groups and self.rows.are_of(sequences)
 
     @property
@@ -118,11 +118,11 @@ class BeamCohort:
 
     @property
     def forces(self) -> bool:
-        """Whether the token whose candidates come next is forced, of any of them."""
+        """Whether the token whose candidates come next is forced, for any of the searches."""
         return self._until_forced == 0
 
     def force(self, candidates: NDArray[np.int32]) -> None:
-        """Those [4, searches, most] of searches whose next token is forced are that alone."""
+        """Replaces the candidates [4, searches, most] of searches whose next token is forced."""
         alike: defaultdict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
         for row, beams in enumerate(np.diff(self.offsets).tolist()):
             if (tokens := self._sampling[row].next_forced) is not None:
@@ -133,33 +133,35 @@ class BeamCohort:
 
     @property
     def needs_pages(self) -> bool:
-        """Whether their next fork may: a page begins with it, or some are reserved for it."""
+        """Whether the next fork may take pages: a page begins with it, or some are reserved for
+        it."""
         return self.reserved or self.rows.begins(1)
 
     @property
     def all_run(self) -> bool:
-        """Looked up again only when somebody's pages were released."""
+        """Whether all groups still run; looked up again only when pages of some sequence were
+        released."""
         if self._releases != self._cache.releases:
             self._releases = self._cache.releases
             self._all_run = None not in [each.pages for each in self.rows.sequences]
         return self._all_run
 
     def fork_memory(self, place: Placement, width: int) -> ForkMemory:
-        """Of forks of all beams, in block tables so wide."""
+        """Memory for forks of all beams, in block tables of `width` pages."""
         if self._forks is None or self._forks.width != width:
             self._forks = ForkMemory(place, self._full, self._ends, width)
         return self._forks
 
     def table_width(self, width: Callable[[int], int]) -> int:
-        """Of the next step's block table, which has the pages up to its rows' `places`; `width`:
-        what a model takes that has so many."""
+        """The width in pages of the next step's block table. `width`: the width that a model takes
+        for a number of pages."""
         places = self.rows.places
         if self._width is None or self._width[0] is not places:
             self._width = places, width(int(places.max()) + 1)
         return self._width[1]
 
     def biases(self, sampler: Sampler) -> list[kernels.Tensor]:
-        """Of the rows, which are the same as long as there are as many of each group."""
+        """The biases of the rows, which are the same as long as each group has as many."""
         made = self._biases
         if made is None or (made[0] != self.offsets).any():
             for each, beams in zip(self._sampling, np.diff(self.offsets).tolist(), strict=True):
@@ -169,13 +171,14 @@ class BeamCohort:
         return made[1]
 
     def next_candidates(self, place: Placement) -> BeamCandidates:
-        """Memory for those of the next step."""
+        """Memory for the candidates of the next step."""
         if self.candidates is None or not self.candidates.fits(self.offsets):
             self.candidates = BeamCandidates(place, self.offsets, self.wanted)
         return self.candidates
 
     def go_on(self, step: kernels.BeamStep) -> None:
-        """Every search has taken a step; one that is done has no rows from here on."""
+        """Takes note of a step that every search has taken; one that is done has no rows from here
+        on."""
         self.offsets, self.scores = step.offsets, step.scores
         self._is_full = step.full
         rows = self.rows
@@ -184,7 +187,7 @@ class BeamCohort:
         )
         before, self._stored = self._stored, rows.stored
         self._cache.advance_beams(self._stored - before)
-        for sampling in self._forced:  # of others nobody counts
+        for sampling in self._forced:  # nobody needs the count of others
             sampling.new_tokens += 1
         self._until_forced -= 1
         if self._until_forced < 0:
@@ -194,6 +197,6 @@ class BeamCohort:
                 rows.sequences[row].rows = None
 
     def _steps_until_forced(self) -> float:
-        """Infinite where no token is from here on."""
+        """Steps until a token of any search is forced; inf where none is from here on."""
         left = [at - each.new_tokens for each in self._forced for at in each.forced]
         return min([steps for steps in left if steps >= 0], default=inf)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class BeamForks:
-    """In one cache, with its memory."""
+    """Gives, copies and releases the pages of beams in one cache."""
 
     def __init__(self, pages: KvCache, memory: DecoderCache) -> None:
         self._pages = pages
         self._memory = memory
 
     def begin(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> None:
-        """Those whose prompt was stored in this step get the pages of their beams."""
+        """Gives groups whose prompt was stored in this step the pages of their beams."""
         for sequence, group in zip(sequences, groups, strict=True):
             if group.pages is None:
                 assert sequence.pages is not None
@@ -43,8 +43,8 @@ class BeamForks:
                 )
 
     def resume(self, sequence: GenerationSequence, group: BeamGroup) -> None:
-        """Of a group that was preempted all that its beams had stored is stored again: gives it the
-        `rows` that it had."""
+        """Resumes a preempted group, of which all that its beams had stored is stored again: gives
+        its sequence the `rows` that it had."""
         assert sequence.pages is not None
         histories = group.histories()
         _, of_beams = pasts_of(sequence.token_ids, histories)
@@ -72,7 +72,8 @@ class BeamForks:
         offsets: NDArray[np.int32],
         taken: Sequence[SequencePages],
     ) -> NDArray[np.int32]:
-        """Those that the next fork writes to; returns what `kernels.give_pages` does."""
+        """Gives the next fork the pages that it writes to, of those reserved; returns what
+        `kernels.give_pages` does."""
         wanted = kernels.wanted_pages(pages, offsets)
         fresh = self._pages.take_for_beams(taken, wanted.tolist())
         return kernels.give_pages(pages, offsets, np.array(fresh, np.int32))
@@ -86,8 +87,8 @@ class BeamForks:
         *,
         forked: bool = False,
     ) -> None:
-        """Beams get their parents' pages and room for one position more, all pages that they write
-        to being given. `forked`: what they copy is copied."""
+        """Gives beams their parents' pages and room for one more position, in pages from
+        `give_pages`. `forked`: the device has made the copies already."""
         forks = kernels.fork_pages(pages, offsets, parents)
         if not forked:
             # At once: a group may end before the next step, and then its pages are others'.

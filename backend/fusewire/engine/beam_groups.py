@@ -35,7 +35,7 @@ Advanced = tuple[GenerationSequence, BeamGroup, list[tuple[int, float]]]
 
 
 class BeamGroups:
-    """Searches with a model's placement, vocabulary and cache."""
+    """Takes searches on with a model's placement, vocabulary and cache."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class BeamGroups:
         self._forks = BeamForks(pages, memory)
         self._pages = pages
         self._ahead = ahead
-        self._cohort: BeamCohort | None = None  # that took the last step
+        self._cohort: BeamCohort | None = None  # of the last step
 
     def forget(self) -> None:
-        """What was kept from step to step is free: all searches have ended, or others go on."""
+        """Frees what was kept from step to step: all searches have ended, or others go on."""
         if self._cohort is not None:
             self._cohort.candidates = None
         self._cohort = None
@@ -68,9 +68,9 @@ class BeamGroups:
         groups: Sequence[BeamGroup],
         block_table: NDArray[np.int32],
     ) -> FoundBeams | None:
-        """Begins to take the groups a step on, as `advance`, which `finish` ends; `block_table`: of
-        the step's rows, of which theirs are the last. None where a step depends on more than the
-        scores of the one before, or they differ in kind."""
+        """Begins a step of the groups, as `advance`; `finish` ends it. `first`: their first row of
+        logits. `block_table`: that of the step's rows, of which theirs are the last. None where a
+        step depends on more than the scores of the one before, or the groups differ in kind."""
         if self._cohort is None or not self._cohort.goes_on(sequences, groups):
             if len(kinds := {group.kind for group in groups}) > 1 or None in kinds:
                 return None
@@ -87,15 +87,15 @@ class BeamGroups:
         return FoundBeams(rows.sequences, cohort.groups, candidates, values, block_table[-count:])
 
     def forks_alone(self, found: FoundBeams) -> bool:
-        """Whether the device knows how the searches go on from what is `found`, those that still
-        run."""
+        """Whether the device can fork the searches of `found` that still run by itself."""
         cohort = self._cohort_of(found)
         return cohort is not None and cohort.forks_alone
 
     def begin_ahead(self, found: FoundBeams, reserved: Sequence[int]) -> FoundBeams | None:
-        """Gives the device the step behind the one that is `found`, of those that still run, before
-        anybody reads that; `reserved`: pages for each one's fork behind it, or none at all. None
-        where it cannot be: then `finish` what is found, and plan the step."""
+        """Gives the device the step after the one that is `found`, for searches that still run,
+        before the host reads it. `reserved`: pages to reserve for the fork of each after that step;
+        empty: none. None where it cannot be begun: then `finish` what is found, and plan the
+        step."""
         cohort = self._cohort_of(found)
         assert cohort is not None  # it forks alone
         fresh = None
@@ -112,7 +112,7 @@ class BeamGroups:
 
     def finish(self, found: FoundBeams) -> list[Advanced]:
         """Waits for what is found, and gives each of the sequences that still run its next `rows`,
-        none where its search is done. As `advance`."""
+        none where its search is done. Returns what `advance` does."""
         values: NDArray[np.int32] = found.values.wait().numpy()
         cohort = self._cohort_of(found)
         if cohort is None:
@@ -141,17 +141,18 @@ class BeamGroups:
         return _told(step, cohort.rows.sequences, cohort.groups)
 
     def _give_pages(self, cohort: BeamCohort, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
-        """To the next fork, of as many beams; nothing is reserved for it any more."""
+        """Gives the next fork its pages, for the beams of `offsets`; nothing is reserved for it any
+        more."""
         cohort.reserved = False
         return self._forks.give_pages(cohort.pages, offsets, cohort.taken)
 
     def resume(self, sequence: GenerationSequence, group: BeamGroup) -> None:
-        """Of a group that was preempted all that its beams had stored is stored again: gives it the
-        `rows` that it had."""
+        """Resumes a preempted group, of which all that its beams had stored is stored again: gives
+        its sequence the `rows` that it had."""
         self._forks.resume(sequence, group)
 
     def _processed(self, logits: kernels.Tensor, cohort: BeamCohort) -> kernels.Tensor:
-        """What candidates are taken of."""
+        """What candidates are chosen by: the logits, or log-probabilities with biases."""
         if not cohort.kind.processed:
             return logits
         log_probs = self._choice.log_probs(logits)
@@ -159,7 +160,7 @@ class BeamGroups:
         return log_probs
 
     def _cohort_of(self, found: FoundBeams) -> BeamCohort | None:
-        """Those of them that still run; None where none does."""
+        """The cohort of the searches of `found` that still run; None where none does."""
         cohort = self._cohort
         if cohort is not None and not cohort.all_run:
             cohort = self._cohort = cohort.rest()
@@ -179,10 +180,9 @@ class BeamGroups:
         sequences: Sequence[GenerationSequence],
         groups: Sequence[BeamGroup],
     ) -> list[Advanced]:
-        """Takes the groups a step on by the rows of logits [rows, vocab] from `first` on, one for
-        each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
-        next `rows`, none where its search is done. Returns those of which there is something to
-        tell."""
+        """Takes the groups a step on by the last rows of logits [rows, vocab], from `first` on, one
+        for each beam, in order. Copies pages, and gives each of the sequences its next `rows`, none
+        where its search is done. Returns the searches of which there is something to tell."""
         self.forget()
         ends = accumulate([group.rows for group in groups], initial=first)
         self._forks.begin(sequences, groups)
@@ -217,7 +217,7 @@ class BeamGroups:
                 continue
             tokens = step.tokens[own]
             assert sequence.pages is not None
-            each = group.search.length - 1  # by each beam, behind the prompt
+            each = group.search.length - 1  # tokens that each beam has stored after the prompt
             stored = each * len(tokens)
             sequence.rows = BeamRows(tokens, sequence.pages.length + each, table[own], stored)
             self._pages.advance_beams(stored - before)

@@ -1,7 +1,7 @@
 """What the beams of a search have stored: a tree, whose common beginnings are stored once.
 
 A search that was preempted comes back with as many prompts as its beams have different pasts. Each
-is cut into pages; equal pages behind equal pages are one, which the first past that has it computes
+is cut into pages; equal pages after equal pages are one, which the first past that has it computes
 and the others wait for. Pure policy, as kv_cache.py.
 """
 
@@ -16,8 +16,8 @@ from fusewire.engine.page_pool import PagePool
 def pasts_of(
     prompt: Sequence[int], histories: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[int]]:
-    """The tokens that beams with these `histories` behind a prompt have stored, all but the last of
-    each: the different ones, and which of them each beam has."""
+    """(the different pasts of beams with these `histories` after a prompt, the index of each beam's
+    past). A past is all that a beam has stored: the prompt and all but its last token."""
     numbers: dict[tuple[int, ...], int] = {}
     of_beams = [numbers.setdefault(tuple(each[:-1]), len(numbers)) for each in histories]
     return [[*prompt, *past] for past in numbers], of_beams
@@ -25,7 +25,7 @@ def pasts_of(
 
 @dataclass
 class Branch:
-    """One past in the tree: its first `found` pages hold what they should; those behind, up to
+    """One past in the tree: its first `found` pages hold what they should; those after, up to
     `begin`, an earlier past `after` computes; it computes the rest itself."""
 
     names: list[bytes]  # of its full pages
@@ -56,7 +56,7 @@ class PastTree:
         return len(self._own) + self.partial
 
     def share(self, pool: PagePool) -> None:
-        """The pages that were found have one owner more: nobody evicts them from here on."""
+        """Adds an owner to the pages that were found: nobody evicts them from here on."""
         pool.share(self._found.values())
 
     def take(self, pool: PagePool) -> list[list[int]]:
@@ -76,8 +76,8 @@ def past_tree(
     partial: bool,
     find: Callable[[bytes], int | None],
 ) -> PastTree:
-    """Of pasts by the names of their full pages, behind which each has one that is `partial` or
-    none has; `find`: the page of that name, where one is stored."""
+    """The tree of several pasts. `names_of`: the names of each one's full pages. `partial`: whether
+    each has one page more, which is not full. `find`: the page of a name, where one is stored."""
     found: dict[bytes, int] = {}
     owner: dict[bytes, int] = {}
     branches = []

@@ -21,17 +21,17 @@ class BeamRows(NamedTuple):
     """The running beams of a sequence, a row of the next step each."""
 
     tokens: NDArray[np.int64]  # [beams], to store and to go on from
-    position: int  # of all of them
+    position: int  # the same for all of them
     block_table: NDArray[np.int32]  # [beams, pages up to the position or more]
-    stored: int  # tokens behind the prompt, those of each beam counted
+    stored: int  # tokens stored after the prompt, those of each beam counted
 
     def __len__(self) -> int:
         return int(self.tokens.size)
 
 
 class StepRows:
-    """The same of sequences that take their steps together, end to end, step after step: those of
-    sequence i are rows offsets[i] to offsets[i + 1]."""
+    """The rows of sequences that take their steps together, end to end, kept from step to step:
+    those of sequence i are rows offsets[i] to offsets[i + 1]."""
 
     def __init__(
         self,
@@ -40,29 +40,30 @@ class StepRows:
         positions: NDArray[np.int32],
         page_size: int,
     ) -> None:
-        """They become the sequences' `rows`. `positions`: of the tokens before the next ones, of
-        which so many are the prompt's."""
+        """Becomes the sequences' `rows`. `prompts`: tokens of each one's prompt. `positions`: those
+        of each one's tokens before the next ones."""
         self.sequences = list(sequences)
         beams = [0 if each.rows is None else len(each.rows) for each in sequences]
-        self.counts = np.array(beams, np.int32)  # of rows
+        self.counts = np.array(beams, np.int32)  # rows of each
         self.of_each = [BeamRowsOf(self, index) for index in range(len(sequences))]
         for sequence, rows in zip(sequences, self.of_each, strict=True):
             sequence.rows = rows
         self.prompts = prompts
-        self.positions = positions  # of the next tokens of each
+        self.positions = positions  # those of the next tokens of each
         self.most_tokens = np.array([each.most_tokens for each in sequences], np.int32)
-        self.beams = np.array([each.beams for each in sequences], np.int32)  # at most
-        # A row of sources for each row, as it was made for so many rows of each sequence.
+        self.beams = np.array([each.beams for each in sequences], np.int32)  # of each, at most
+        # The sources of the rows, with the numbers of rows that they were made for.
         self.sources: tuple[NDArray[np.int32], Any] | None = None
         self._page_size = page_size
         self._begin()
 
     def _begin(self) -> None:
-        """All but what is there of each: no step was taken yet."""
+        """Sets what is not kept for each sequence by itself: no step was taken yet."""
         self.offsets = offsets_of(self.counts)
-        self.least_left = int((self.most_tokens - self.positions).min())  # positions, of any
+        self.least_left = int((self.most_tokens - self.positions).min())  # fewest positions
         self.most_rows = int(self.beams.sum())
-        # Behind how many steps from here on a page of one begins, less whole pages.
+        # The numbers of steps from here on, modulo page_size, after which a page of a sequence
+        # begins.
         self._begins = {*(-self.positions % self._page_size).tolist()}
         self._steps = 0
         self._places: NDArray[np.int32] | None = None
@@ -70,7 +71,8 @@ class StepRows:
         self._table: Callable[[], NDArray[np.int32]] | NDArray[np.int32] = _NO_TABLE
 
     def rest(self, still: Sequence[int]) -> StepRows:
-        """Those of some of the sequences, in order, which go on without the others."""
+        """The rows of the sequences at the places `still`, in order, which go on without the
+        others."""
         rest, some = copy(self), np.array(still)
         rest.sequences = [self.sequences[at] for at in still]
         rest.of_each = [self.of_each[at] for at in still]
@@ -92,7 +94,7 @@ class StepRows:
         return rest
 
     def are_of(self, sequences: Sequence[Any]) -> bool:
-        """Whether the next step of these, in this order, is of these rows and no others."""
+        """Whether the next step of these sequences, in this order, has these rows and no others."""
         return [sequence.rows for sequence in sequences] == self.of_each
 
     def go_on(
@@ -101,8 +103,8 @@ class StepRows:
         tokens: NDArray[np.int64],
         block_table: Callable[[], NDArray[np.int32]],
     ) -> None:
-        """To the next step, one position further; `block_table` is asked for when somebody on the
-        host wants to know it."""
+        """Goes on to the next step, one position further. `block_table`: called when somebody on
+        the host wants to know it."""
         self.positions = self.positions + 1
         self.least_left -= 1
         self._steps += 1
@@ -113,20 +115,22 @@ class StepRows:
 
     @property
     def stored(self) -> int:
-        """Tokens behind the prompts, those of each beam counted."""
+        """Tokens stored after the prompts, those of each beam counted."""
         return int(np.dot(self.positions - self.prompts, self.counts))
 
     def begins(self, steps: int) -> bool:
-        """Whether a page of one begins with its position behind so many steps."""
+        """Whether a page of a sequence begins with its position `steps` steps later."""
         return (self._steps + steps) % self._page_size in self._begins
 
     @property
     def most_in_page(self) -> int:
-        """How many positions of the page of its next one but one are stored then, of any."""
+        """How many positions are stored in the page of a sequence's next position but one by then,
+        at most."""
         return max([(self._steps + 1 - begin) % self._page_size for begin in self._begins])
 
     def pages_for_forks(self, steps: int) -> list[int]:
-        """How many the fork of each behind so many steps takes; empty where none takes any."""
+        """Pages that the fork of each sequence takes `steps` steps later; empty where none takes
+        any."""
         if not self.begins(steps):
             return []
         begins = (self.positions + steps) % self._page_size == 0
@@ -137,37 +141,38 @@ class StepRows:
 
     @property
     def may_end(self) -> bool:
-        """Of rows of which some give their last tokens: whether others go on, and the next step may
-        have rows of all, those of searches that are done in vain. No page is reserved for these."""
+        """Where some rows give their last tokens: whether the next step may have rows of all
+        searches, as others go on; for those that are done it computes in vain. Not where one of
+        these would begin a page, as none is reserved for it."""
         ends = self.most_tokens - self.positions <= 2
         begins = (self.positions + 1) % self._page_size == 0
         return not (ends.all() or (ends & begins).any())
 
     @property
     def places(self) -> NDArray[np.int32]:
-        """Where in its table the page of each one's next position but one lies: the same array as
-        long as that is so."""
+        """Index in its block table of the page of each sequence's next position but one: the same
+        array as long as these do not change."""
         if self._places is None:
             self._places = (self.positions + 1) // self._page_size
         return self._places
 
     @property
     def block_table(self) -> NDArray[np.int32]:
-        """Of the rows, [rows, pages up to the last position of all, or more]."""
+        """The block table of the rows, [rows, pages up to the last position of all, or more]."""
         if callable(self._table):
             self._table = self._table()
         return self._table
 
 
 def offsets_of(counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Where each one's rows begin, and at last where they end."""
+    """The offset of the first row of each, and at last the end of all: [n + 1]."""
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
 class BeamRowsOf:
-    """Those of one sequence among them, as they are at the time."""
+    """The rows of one sequence in a StepRows, as they are at the time."""
 
     __slots__ = ("index", "step")
 

@@ -1,4 +1,4 @@
-"""The step of searches behind one whose candidates nobody has read.
+"""The step of searches after one whose candidates nobody has read.
 
 Which beams run on, and what they are told to read and write, follows from the candidates alone: the
 best of them that end no text. So the device finds that by itself (`kernels.fork_beams`), and its
@@ -37,18 +37,18 @@ class FoundBeams:
     groups: Sequence[BeamGroup]
     candidates: BeamCandidates
     values: kernels.Readback
-    # Of the step's rows, [rows, pages]: on the host, or where the device made it, there.
+    # The block table of the step's rows, [rows, pages]: on the host, or on the device that made it.
     block_table: NDArray[np.int32] | kernels.Tensor
-    # The step's own, where it was begun ahead.
+    # The step's batch, where it was begun ahead.
     batch: StepBatch | None = None
-    # Whether pages for the fork behind the step are given, and those for the next one reserved.
+    # Whether pages for the fork after the step are given, and those for the next one reserved.
     prepared: bool = False
-    # Whether the device has made the fork, and begun the step behind it.
+    # Whether the device has made the fork, and begun the step after it.
     forked: bool = False
 
 
 class BeamsAhead:
-    """Of one model with one cache."""
+    """Begins steps of searches ahead, for one model with one cache."""
 
     def __init__(self, model: DecoderModel, memory: DecoderCache) -> None:
         self._model = model
@@ -62,9 +62,10 @@ class BeamsAhead:
         fresh: NDArray[np.int32] | None,
         process: Callable[[kernels.Tensor], kernels.Tensor],
     ) -> FoundBeams | None:
-        """Gives the device the next step of the cohort, searches of those that were `found`;
+        """Gives the device the next step of the cohort, searches of those that were `found`.
         `fresh`: pages to write to, as `kernels.give_pages` has them; None: there are none.
-        `process`: of its logits, what candidates are taken of. None where its tables would grow."""
+        `process`: makes of logits what candidates are chosen by. None where the block table would
+        grow."""
         sources = sources_of(cohort.rows, cohort.beams)
         of_sources = None if sources is None else sources.block_table.shape[1]
         width = cohort.table_width(partial(self._model.table_width, source_pages=of_sources))
@@ -92,7 +93,8 @@ class BeamsAhead:
     def _table(
         self, table: NDArray[np.int32] | kernels.Tensor, width: int
     ) -> kernels.Tensor | None:
-        """On the device and so wide; None where it is there and is not."""
+        """The block table on the device, `width` pages wide; None where the device's own has
+        another width."""
         if isinstance(table, kernels.Tensor):
             return table if table.shape[1] == width else None
         wide = np.zeros((len(table), width), np.int32)

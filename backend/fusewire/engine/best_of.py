@@ -10,10 +10,10 @@ from fusewire.errors import FusewireError
 
 
 class BestOf:
-    """From the events of a request's sequences to its answer: `n` of them.
+    """Turns the events of a request's `sequences` into its answer, `n` of them.
 
-    Where there are more, nothing until all have ended. The likeliest: by log-probability a token,
-    as OpenAI's completions define it.
+    Where there are more sequences, nothing is answered until all have ended; then the likeliest
+    are, by log-probability per token, as OpenAI's completions define it.
     """
 
     def __init__(self, n: int, sequences: int) -> None:

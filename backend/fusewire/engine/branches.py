@@ -24,10 +24,10 @@ class Branch:
     continuation: Continuation
     sampling: SamplingState
     quiet: bool = False  # nothing is told before its end but when it is asked
-    asked: bool = False  # of a quiet one: its next token is told, with those before it
+    asked: bool = False  # for a quiet one: its next token is told, with those before it
     sequence: GenerationSequence | None = None  # of all but the first: once the prompt is stored
     open: bool = True
-    places: int = 1  # that it has of the admission's
+    places: int = 1  # sequences that it counts as in its request's place
     untold: list[float] = field(default_factory=list)  # log-probabilities of tokens, while quiet
     first_at: float | None = None  # when the first of these came, by time.monotonic()
 
@@ -41,23 +41,23 @@ class Branch:
         return self.continuation.max_new_tokens - self.num_output_tokens
 
     def ends(self, token: int) -> bool:
-        """Whether the last of its tokens, which is untold, does."""
+        """Whether `token`, the last of its tokens, which is untold, ends it."""
         return self.continuation.ends(token, self.num_output_tokens)
 
 
 @dataclass(eq=False, slots=True)
 class Generation:
     """A running request: its branches, and the callback for their events, which must return at
-    once. Of a beam search the branches are its best hypotheses, which end together; the sequence
-    of the first is that of all."""
+    once. The branches of a beam search are its best hypotheses, which end together; the sequence of
+    the first is that of all."""
 
     branches: list[Branch]
     on_event: Callable[[Event], None]
-    place: Place  # that it has of the admission's
+    place: Place  # its place in the admission
     beams: BeamGroup | None = None
     prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
-    # What the decoder begins with, where texts are to be aligned with their source; and of sound
-    # how many of its positions tokens are aligned with.
+    # What the decoder begins with, where texts are to be aligned with their source; and for sound
+    # the number of its positions that tokens are aligned with.
     decoder_ids: Sequence[int] = ()
     heard: int = 0
     open: int = field(init=False)  # branches that have not ended
@@ -66,9 +66,9 @@ class Generation:
         self.open = len(self.branches)
 
     def ask(self) -> None:
-        """Of a single quiet branch the next token is told. From any thread."""
+        """Asks that the next token of a single quiet branch is told. From any thread."""
         self.branches[0].asked = True
 
     def num_output_tokens(self) -> int:
-        """So far, of all branches, from any thread."""
+        """Tokens that all branches have generated so far. From any thread."""
         return sum([branch.num_output_tokens for branch in self.branches])

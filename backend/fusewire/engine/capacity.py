@@ -10,7 +10,7 @@ from fusewire.errors import InvalidInput, counted
 def check_capacity(
     sequence: GenerationSequence, cache: KvCache, max_batch_tokens: int, max_sequences: int
 ) -> None:
-    """InvalidInput where it could not, with the number that it would need."""
+    """Raises InvalidInput where a sequence could never run, with the number that it would need."""
     if not sequence.token_ids:
         raise InvalidInput("prompt", "no tokens", "at least one", "send a longer prompt")
     source = sequence.source

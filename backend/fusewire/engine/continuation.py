@@ -35,20 +35,20 @@ class Delta:
     are streamed, those `before` came with earlier steps, the first of all at `first_at`, by
     time.monotonic().
 
-    `token` is None where a continuation ended without one (cancelled, or none was asked for).
+    `token` is None where a continuation ended without one (none was asked for, or nothing is said).
     `rank` is the token's in the vocabulary, 1 for the likeliest, where `logprobs` were asked for
-    without beams; else 0.
-    `num_output_tokens` and `cumulative_logprob` count from the beginning; `num_cached_tokens`
-    are the prompt's whose keys and values came from the prefix cache. `prompt_logprobs`, where they
-    were asked for, come with the first Delta of a request. `score`, of the last one of a text that
-    beam search found: cumulative_logprob / num_output_tokens ** length_penalty. `alignment`, of the
-    last one of a text, where it was asked for. `language`: of what was said, to a model that
-    knows several. `segments`, of a model of speech: what was said when, with the last one of a
-    text, or of what it adds to the text of a sound that is longer than the model hears at once.
-    `token_ends`, with the last one of a text, where words are timed: seconds behind the beginning
-    of what was heard when each of its tokens has been said. `temperature`: at which a window was
-    decoded that may be decoded again; `no_speech_prob`: that nothing is said in it, with the last
-    one of its text where that was looked for.
+    without beams; else 0. `num_output_tokens` and `cumulative_logprob` count from the beginning;
+    `num_cached_tokens`: tokens of the prompt whose keys and values came from the prefix cache.
+    `prompt_logprobs`, where they were asked for, come with the first Delta of a request. `score`,
+    with the last one of a text that beam search found: cumulative_logprob / num_output_tokens **
+    length_penalty. `alignment`, with the last one of a text, where it was asked for.
+
+    For a model of speech: `language`, where it knows several; `segments`, what is said when, with
+    the last one of a text, or those that it adds to the text of a sound that is longer than the
+    model hears at once; `token_ends`, with the last one of a text, where words are timed: when each
+    of its tokens has been said, in seconds after the beginning of what was heard; `temperature`:
+    that at which a window was decoded which may be decoded again; `no_speech_prob`: the probability
+    that nothing is said in it, with the last one of its text, where that was looked for.
     """
 
     index: int
@@ -74,11 +74,11 @@ class Delta:
 
     @property
     def token_ids(self) -> list[int]:
-        """All that it adds."""
+        """All tokens that it adds."""
         return [*self.before] if self.token is None else [*self.before, self.token]
 
     def decoded_window(self, seek: int) -> DecodedWindow:
-        """That begins at frame `seek` of a sound and whose text ends with this."""
+        """The window that begins at frame `seek` of a sound and whose text ends with this delta."""
         mean = self.cumulative_logprob / max(1, self.num_output_tokens)
         return DecodedWindow(seek, mean, self.temperature, self.no_speech_prob)
 
@@ -107,7 +107,7 @@ class Continuation:
         self.cumulative_logprob = 0.0
         self.num_output_tokens = 0
         self._text = text
-        self._ahead = text.steps(prefix)  # of the first delta
+        self._ahead = text.steps(prefix)  # text that the next delta begins with
         self._before: Sequence[int] = ()
         self._stop = stop
         self.stop_tokens = stop_tokens
@@ -120,8 +120,8 @@ class Continuation:
         return token in self.stop_tokens or place >= self.max_new_tokens
 
     def pass_over(self, tokens: Sequence[int], logprob: float) -> None:
-        """Takes tokens that do not end it, whose log-probabilities add up to so much and of which
-        nothing is told but with the next one; there are no stop strings."""
+        """Takes tokens that do not end it, which are told with the next one. Their
+        log-probabilities add up to `logprob`. There are no stop strings."""
         self.num_output_tokens += len(tokens)
         self.cumulative_logprob += logprob
         self._ahead += self._text.steps(tokens)

@@ -15,16 +15,16 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-# A batch is efficient from where a token costs at most so much more than in the largest.
+# A batch is efficient if a token costs at most this many times what it costs in the largest.
 _EFFICIENT = 1.1
-# Of seconds, what a ratio remembers of the batches before the last.
+# Share that a ratio keeps of the seconds of batches before the last.
 _DECAY = 0.9
-# A ratio starts as if so much had been computed exactly as measured.
+# Seconds that a ratio starts with, as if they had been computed exactly as measured.
 _PRIOR_S = 0.02
-# After a while without a batch what is known of the last ones counts as so much.
+# Seconds that all batches so far count as, after a while without one.
 _OLD_S = 0.005
-# One batch counts as at most so many times its prediction: a machine that stood still says nothing
-# about the next batch.
+# One batch counts as at most this many times its prediction: a machine that stood still says
+# nothing about the next batch.
 _MOST_OF_ONE = 4.0
 _MOST_RATIO = 8.0  # and as little: a machine may have been busy while it was measured
 
@@ -32,7 +32,7 @@ _FEWEST_TOKENS = 16
 _SHORT, _LONG = 64, 512  # lengths that tell the two costs apart
 _WARM_RUNS = 2  # a GPU records a shape when it comes again
 _TIMED_RUNS = 3
-_SLOWEST_S = 0.5  # of a last, larger batch, which is timed once
+_SLOWEST_S = 0.5  # most seconds of a last, larger batch, which is timed once
 
 
 class CostTable:
@@ -49,19 +49,19 @@ class CostTable:
         per_square: float = 0.0,
         max_batch_tokens: int = 1 << 24,
     ) -> None:
-        """`points`: (tokens, seconds without the squares' share), tokens ascending; made
-        monotone. None: everything costs nothing until a batch was observed, and from then on in
-        proportion to its tokens as those that were."""
+        """`points`: (tokens, seconds without the squares' share), tokens ascending; made monotone.
+        Without any everything costs nothing until a batch was observed, and from then on in
+        proportion to its tokens, as those observed."""
         self._tokens = [tokens for tokens, _ in points]
         self._measured = list(accumulate((seconds for _, seconds in points), max))
         self._per_square = per_square
         self._most = max_batch_tokens
         self._learns = not points
-        # Of each point, since it was measured: what batches took, and what they were to take.
+        # For each point, since it was measured: what batches took, and what they were to take.
         self._actual_s = [_PRIOR_S] * len(points)
         self._expected_s = [_PRIOR_S] * len(points)
         self._seconds = self._measured  # corrected
-        self._squares = [per_square] * len(points)  # corrected: of a squared length of 1
+        self._squares = [per_square] * len(points)  # corrected: seconds of a squared length of 1
         self._settle()
 
     @property
@@ -75,7 +75,7 @@ class CostTable:
         return self._per_square
 
     def seconds(self, tokens: int, squares: float) -> float:
-        """Of a micro-batch of `tokens`, whose squared lengths sum to `squares`."""
+        """Seconds of a micro-batch of `tokens`, whose squared lengths sum to `squares`."""
         if not self._tokens:
             return 0.0
         left, right, part, beyond = self._place(tokens)
@@ -86,7 +86,7 @@ class CostTable:
     def seconds_of(
         self, tokens: NDArray[np.float64], squares: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """As `seconds`, of many micro-batches."""
+        """As `seconds`, for arrays of micro-batches."""
         if not self._tokens:
             return np.zeros_like(tokens)
         base = np.interp(tokens, self._tokens, self._seconds)
@@ -95,8 +95,8 @@ class CostTable:
         return found
 
     def share(self, tokens: float, squares: float) -> float:
-        """The seconds that these add to a batch of efficient size: what they cost while others
-        wait."""
+        """Seconds that `tokens` and `squares` add to a batch of efficient size: what they cost
+        while others wait."""
         return self._rate * tokens + self._rate_of_squares * squares
 
     @property
@@ -120,7 +120,7 @@ class CostTable:
         return self.efficient_tokens <= _FEWEST_TOKENS * 16
 
     def observe(self, tokens: int, squares: float, seconds: float) -> None:
-        """A micro-batch was computed in so many seconds."""
+        """Corrects the costs by a micro-batch that took `seconds`."""
         if self._learns:
             self._learn(tokens, seconds)
             return
@@ -142,14 +142,15 @@ class CostTable:
         self._price()
 
     def forget(self) -> None:
-        """Nothing was computed for a while: what comes next says more than what was before."""
+        """Lets the next batches count for more than those before: nothing was computed for a
+        while."""
         for point, expected in enumerate(self._expected_s):
             if expected > _OLD_S:
                 self._actual_s[point] *= _OLD_S / expected
                 self._expected_s[point] = _OLD_S
 
     def _learn(self, tokens: int, seconds: float) -> None:
-        """Where nothing was measured: the rate of the last batches."""
+        """Learns the rate of the last batches, where nothing was measured."""
         if self._tokens:
             seconds = min(seconds, _MOST_OF_ONE * self.seconds(tokens, 0))
             tokens += int(_DECAY * self._tokens[1])
@@ -170,7 +171,7 @@ class CostTable:
         self._price()
 
     def _price(self) -> None:
-        """What tokens and squares cost at the efficient size."""
+        """Finds what tokens and squares cost at the efficient size."""
         size = self.efficient_tokens
         self._rate = self._base(size) / size
         self._rate_of_squares = self.seconds(size, 1.0) - self._base(size)
@@ -203,8 +204,9 @@ def measure(
 ) -> CostTable:
     """Times batches of doubling size, from `fewest` tokens on, until `max_tokens` or until
     `budget_s` would be exceeded, and one long sequence, which shows what squares cost. `run`:
-    computes a batch of sequences of these lengths and returns when it is done. `length`: that all
-    sequences have, as images; then squares grow with the tokens, and cost nothing of their own."""
+    computes a batch of sequences of these lengths and returns when it is done. `length`: that of
+    all sequences, where they have but one, as images; then squares grow with the tokens, and cost
+    nothing of their own."""
     began = clock()
 
     def timed(lengths: Sequence[int]) -> float:

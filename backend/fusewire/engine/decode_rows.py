@@ -17,8 +17,8 @@ from fusewire.engine.generation_sequence import GenerationSequence, Ranked
 
 @dataclass(eq=False)
 class Rows:
-    """Which sequences: one object until another joins or one leaves. What packing and the loop make
-    of these is kept with it."""
+    """The sequences of rows: one object until another joins or one leaves. What packing and the
+    loop make of these is kept with it."""
 
     sequences: tuple[GenerationSequence, ...] = ()  # by rank
     sources: Any = None
@@ -45,26 +45,26 @@ class DecodeRows:
     until it leaves."""
 
     def __init__(self, page_size: int) -> None:
-        # Whose next token may want a page, in the order in which that was known.
+        # Sequences whose next token may need a page, in the order in which that was known.
         self.growing: dict[GenerationSequence, None] = {}
         self._page_size = page_size
         self._slots: dict[GenerationSequence, int] = {}
         self._free: list[int] = []
         self._table = np.zeros((0, 0), np.int32)  # [slots, pages]
         self._sequences = Ranked()
-        self._rows: Rows | None = None  # of them, unless they have changed
-        self._last: Rows | None = None  # of these, of which some may have left since
+        self._rows: Rows | None = None  # of `_sequences`, unless they have changed
+        self._last: Rows | None = None  # the last ones, of which some may have left since
         self._order = np.zeros(0, np.intp)  # their slots
 
     def __contains__(self, sequence: GenerationSequence) -> bool:
         return sequence in self._slots
 
     def are_of(self, rows: Rows) -> bool:
-        """Whether the sequences are those of these rows that have not left."""
+        """Whether the sequences here are those of `rows` that have not left."""
         return self._last is rows
 
     def join(self, sequence: GenerationSequence) -> None:
-        """It has one token left from here on."""
+        """Adds a sequence, which has one token left from here on."""
         self._sequences.add(sequence)
         self._rows = self._last = None
         if not self._free:
@@ -76,7 +76,7 @@ class DecodeRows:
         self.refresh(sequence)
 
     def leave(self, sequence: GenerationSequence) -> None:
-        """It does not run any more, or was none of these."""
+        """Removes a sequence that does not run any more, if it is here."""
         if sequence not in self._slots:
             return
         self._sequences.remove(sequence)
@@ -85,7 +85,7 @@ class DecodeRows:
         self.growing.pop(sequence, None)
 
     def refresh(self, sequence: GenerationSequence) -> None:
-        """Its pages have changed."""
+        """Takes over the pages of a sequence, which have changed."""
         assert sequence.pages is not None
         table = sequence.pages.table
         if len(table) > self._table.shape[1]:

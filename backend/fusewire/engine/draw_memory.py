@@ -20,7 +20,7 @@ _DRAW = [(_NAMES[dtype.kind], at) for dtype, at, *_ in (DRAW.fields or {}).value
 
 
 class DrawMemory:
-    """Of one set of rows."""
+    """Memory for the draws of one set of rows."""
 
     def __init__(self, place: Placement, rows: SamplingRows) -> None:
         self._place = place
@@ -49,7 +49,8 @@ class DrawMemory:
         self.ranks = self.out.section(16 * count, [count], "int32")
 
     def tell(self, counts: NDArray[np.int64]) -> None:
-        """How many tokens each has, which nothing depends on where none is drawn at random."""
+        """Writes how many tokens each row has. Where none is drawn at random nothing depends on
+        that, and once is enough."""
         if not (self._fixed and self._written):
             self._counts[:] = counts
             kernels.write(self._there, self._host, self._place.stream)

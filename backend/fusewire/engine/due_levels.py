@@ -19,7 +19,7 @@ class Reservation:
     """A request's predicted seconds, while they are to be computed."""
 
     tenant: str
-    due: float  # by time.monotonic(); inf: whenever
+    due: float  # by time.monotonic(); inf: at any time
     seconds: float
     priority: int = 0  # lower numbers first
     of: object = None  # what it is for
@@ -38,10 +38,12 @@ class Level:
 
 
 class DueLevels:
-    """All that has a time. One thread at a time; O(log n) a call for each priority that is here."""
+    """All reservations with a deadline, by priority. One thread at a time; O(log n) a call for each
+    priority that is here."""
 
     def __init__(self, width_s: float, now: float, regions: Regions | None = None) -> None:
-        """`regions`: where the slots lie, of each priority and one more; None: of their own."""
+        """`regions`: memory for the slots of each priority, and for one more; None: of this process
+        alone."""
         self._regions = OwnMemory() if regions is None else regions
         self._none = DueSlots(width_s, now, self._regions.take())
         self._levels: list[Level] = []  # the highest first
@@ -53,7 +55,7 @@ class DueLevels:
 
     @property
     def begin(self) -> float:
-        """From when on there are slots."""
+        """When the first slot begins."""
         return self._none.begin
 
     @property
@@ -62,7 +64,8 @@ class DueLevels:
         return [(level.priority, level.slots.region.place) for level in self._levels]
 
     def at(self, priority: int) -> Level:
-        """That a request of this priority belongs to."""
+        """The level of requests of this priority, which is made where there is none and room for
+        it."""
         levels = self._levels
         place = bisect_left(levels, priority, key=_priority)
         if place < len(levels) and levels[place].priority == priority:
@@ -80,7 +83,7 @@ class DueLevels:
         return level
 
     def refresh(self, now: float) -> None:
-        """Slots from now on, where those that are here are old."""
+        """Begins the slots anew at `now`, where they are old."""
         if not self._none.old(now):
             return
         self._none.begin_at(now, ())
@@ -94,12 +97,12 @@ class DueLevels:
             level.slots.begin_at(now, work)
 
     def add(self, reservation: Reservation) -> None:
-        """Of a priority that `at` gave."""
+        """Adds a reservation of a priority that `at` gave."""
         self.at(reservation.priority).own[reservation] = None
         self.change(reservation, reservation.seconds)
 
     def change(self, reservation: Reservation, by_s: float) -> None:
-        """Its seconds have changed."""
+        """Adds `by_s` to the seconds of a reservation in the slots."""
         for level in reversed(self._levels):
             if level.priority < reservation.priority:
                 break
@@ -113,10 +116,10 @@ class DueLevels:
         self, level: Level, begin: float, seconds: float, due: float, tenant: str | None
     ) -> list[Reservation] | None:
         """Takes out what has to give way to a request of this level, for which there is room among
-        those of its own and higher levels, where the work begins then (time.monotonic()): requests
-        of lower priority that would be late, or make others late; of the lowest first those that
-        came last. `tenant`: only this one's. None, and nothing is taken out, where these are not
-        enough."""
+        those of its own and higher levels, where the work begins at `begin` (time.monotonic()):
+        requests of lower priority that would be late, or make others late; of a level first those
+        that came last. `tenant`: only this one's. None, and nothing is taken out, where these are
+        not enough."""
         found: list[Reservation] = []
         for lower in self._levels[self._levels.index(level) + 1 :]:
             slots = lower.slots

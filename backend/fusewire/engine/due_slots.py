@@ -27,7 +27,7 @@ _NOTHING_DUE = memoryview(array("d", [0.0] * (2 * _SLOTS) + [inf] * (2 * _SLOTS)
 
 
 class Region(NamedTuple):
-    """Doubles of one object of slots, REGION_WORDS of them."""
+    """Memory of the slots of one object: REGION_WORDS doubles."""
 
     memory: memoryview[float]
     place: int = 0  # among others
@@ -47,7 +47,7 @@ class OwnMemory:
         return Region(memoryview(bytearray(8 * REGION_WORDS)).cast("d"))
 
     def give_back(self, region: Region) -> None:
-        """Nothing holds it any more."""
+        """Does nothing: nobody holds the memory any more."""
 
 
 class DueSlots:
@@ -61,7 +61,7 @@ class DueSlots:
     """
 
     def __init__(self, width_s: float, now: float, region: Region) -> None:
-        """In `region` the work of all nodes comes first, then their latest times."""
+        """`region`: the work of all nodes comes first in it, then their latest times."""
         self.width_s = width_s
         self.begin = now
         self.region = region
@@ -78,11 +78,11 @@ class DueSlots:
         return self._latest[1]
 
     def old(self, now: float) -> bool:
-        """Half of the slots of one width are past."""
+        """Whether half of the slots of one width are past."""
         return now - self.begin > _NEAR / 2 * self.width_s
 
     def begin_at(self, now: float, work: Iterable[tuple[float, float]]) -> None:
-        """Slots from now on, with this work: (due, seconds)."""
+        """Begins the slots anew at `now`, with this work: (due, seconds)."""
         self.begin = now
         if self._work[1]:
             self.region.memory[:] = _NOTHING_DUE
@@ -95,7 +95,7 @@ class DueSlots:
         return twin
 
     def add(self, due: float, seconds: float) -> None:
-        """`due` is a time. `seconds` may be negative: work that is done."""
+        """Adds work that is `due` at a time. `seconds` may be negative: work that is done."""
         slot = self.slot(due)
         node = slot + _SLOTS
         work, latest = self._work, self._latest
@@ -112,7 +112,7 @@ class DueSlots:
 
     def around(self, due: float) -> tuple[float, float]:
         """(the work that is due in the same slot or before, the latest time at which all that is
-        due later may begin behind it)."""
+        due later may begin after it)."""
         node = self.slot(due) + _SLOTS
         work, latest = self._work, self._latest
         earlier, between = 0.0, work[node]  # before the slot; from it to the next node to the right
@@ -127,7 +127,7 @@ class DueSlots:
         return earlier + own, behind - earlier
 
     def tightest(self, due: float) -> int:
-        """Of the slots later than that of `due`, the one with the least slack."""
+        """The slot with the least slack of those later than that of `due`."""
         node = self.slot(due) + _SLOTS
         work, latest = self._work, self._latest
         between = work[node]
@@ -144,7 +144,8 @@ class DueSlots:
         return found - _SLOTS
 
     def slot(self, due: float) -> int:
-        """What is due, in the slots of one begin, in the same one or before has no higher."""
+        """The slot of a time. What is due earlier has no higher one, as long as `begin` is the
+        same."""
         widths = (due - self.begin) / self.width_s
         if widths < _NEAR:
             return floor(widths) if widths > 0 else 0

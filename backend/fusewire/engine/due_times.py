@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from math import exp
 
-# Of a request's time, what no prediction sees: the network, threads of the server that wait for a
+# What no prediction sees of a request's time: the network, threads of the server that wait for a
 # core, the answer on its way. Short times are cut by a share of themselves.
 UNSEEN_S = 0.2
 UNSEEN_SHARE = 0.25
@@ -13,12 +13,12 @@ UNSEEN_SHARE = 0.25
 _LATE_SHARE = 0.1
 _LATELY = 1 / 16  # weight of the last one
 _MOST_AT_ONCE = 1.5
-# Of what full micro-batches took to what was predicted: weight of the last one, and from how much
-# more than is planned with it is a raise.
+# For the ratio of what full micro-batches took to what was predicted: the weight of the last one,
+# and how many times the factor it has to be for a raise.
 _LAST_BATCH = 1 / 3
 _NOTICED = 1.05
 _MOST_FACTOR = 8.0
-# The factor's distance from 1 falls to 1/e in so many seconds, unless it is raised again.
+# Seconds in which the factor's distance from 1 falls to 1/e, unless it is raised again.
 FORGET_S = 60.0
 
 
@@ -34,16 +34,17 @@ class DueTimes:
 
     def __init__(self) -> None:
         self._raised = 1.0, float("-inf")  # the factor as it was raised, and when
-        self._late = 0.0  # share, lately
+        self._late = 0.0  # share of requests that were late, lately
         self._slowness = 1.0  # what micro-batches took to what was predicted, lately
         self._lock = threading.Lock()
 
     def due(self, now: float, deadline: float) -> float:
-        """When what is taken now is to end by what is predicted, to meet its deadline."""
+        """When a request that is taken now is to end as predicted, to meet its deadline."""
         return now + planned_s(deadline - now) / self.factor(now)
 
     def ended(self, taken_at: float, deadline: float, now: float) -> None:
-        """What was taken then was answered now, or too late to be."""
+        """Learns from a request that was taken at `taken_at` and is answered now, or too late to
+        be."""
         with self._lock:
             if taken_at < self._raised[1]:
                 return
@@ -53,8 +54,8 @@ class DueTimes:
                 self._raise(self.factor(now) * min(stretch, _MOST_AT_ONCE), now)
 
     def computed(self, predicted_s: float, seconds: float, now: float) -> None:
-        """So long after a micro-batch began the next one did, as work waited; for the first one's
-        this much had been planned."""
+        """Learns from a micro-batch, planned with `predicted_s`: the next one began `seconds` after
+        it did, as work waited."""
         with self._lock:
             factor = self.factor(now)
             slowness = min(seconds / predicted_s, _MOST_AT_ONCE * factor)
@@ -64,7 +65,7 @@ class DueTimes:
                 self._raise(self._slowness, now)
 
     def factor(self, now: float) -> float:
-        """By which predictions are stretched."""
+        """The factor by which predictions are stretched."""
         factor, raised_at = self._raised
         return 1.0 + (factor - 1.0) * exp(-max(now - raised_at, 0.0) / FORGET_S)
 
@@ -73,5 +74,5 @@ class DueTimes:
 
 
 def planned_s(window_s: float) -> float:
-    """What there is of a request's time for all that predictions see."""
+    """Seconds of a request's time, `window_s`, for all that predictions see."""
     return window_s - min(UNSEEN_S, UNSEEN_SHARE * window_s)

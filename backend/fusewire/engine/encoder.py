@@ -100,7 +100,7 @@ class EncoderEngine:
         return [self.reply(work) for work in works]
 
     def measure_costs(self) -> None:
-        """Measures what micro-batches cost here, in about half a second. Of a model of images
+        """Measures what micro-batches cost here, in about half a second; for a model of images
         those of images of the size that it was trained with."""
         model = self.model
         if isinstance(model, ImageTextModel):
@@ -141,8 +141,8 @@ class EncoderEngine:
         return MicroBatches(self.model, self._task, self._head, self.progress, computed, self.costs)
 
     def read(self, works: Sequence[Work]) -> list[Work]:
-        """Fills in the queries that are missing. Those that are refused have their answer; the
-        others are returned. From any thread."""
+        """Reads the requests of works that have no query yet. Works that are refused get their
+        answer; the others are returned. From any thread."""
         for work in works:
             try:
                 work.query = work.query or self._query(work.request)
@@ -151,8 +151,8 @@ class EncoderEngine:
         return [work for work in works if work.answer is None]
 
     def tokenize(self, works: list[Work], reader: Reader | None = None) -> float:
-        """Fills in the items of works that were read; returns the seconds it took. Those that are
-        refused have their answer, and are taken out of `works`. `reader`: of `new_reader`, where
+        """Fills in the items of works that were read; returns the seconds it took. Works that are
+        refused get their answer, and are taken out of `works`. `reader`: one of `new_reader`, where
         another thread may be here."""
         began = time.perf_counter()
         queries = [work.query for work in works if work.query is not None]
@@ -185,7 +185,7 @@ class EncoderEngine:
         return work.answer
 
     def new_reader(self) -> Reader:
-        """One for other threads, which they close."""
+        """A reader for another thread, which closes it."""
         return self._task.reader(self.max_length, apart=True)
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class EncoderEngine:
 
     @property
     def reading_threads(self) -> int:
-        """That may tokenise or decode by one reader at once."""
+        """Threads that may tokenise or decode by one reader at once."""
         return self._reader.threads
 
     @property
@@ -203,23 +203,24 @@ class EncoderEngine:
 
     @property
     def image_tokens(self) -> int:
-        """Of an image of the size that the model was trained with; 0 where it reads none."""
+        """Tokens of an image of the size that the model was trained with; 0 where it reads none."""
         model = self.model
         return model.tokens_of(*model.image_size) if isinstance(model, ImageTextModel) else 0
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) of the images that the model was trained with; 0 where it reads none."""
+        """(height, width) of the images that the model was trained with; (0, 0) where it reads
+        none."""
         return self.model.image_size if isinstance(self.model, ImageTextModel) else (0, 0)
 
     @property
     def input_rules(self) -> InputRules | None:
-        """Of texts and ids; None where it reads images."""
+        """The rules of texts and ids; None where it reads images."""
         return self._inputs.rules if isinstance(self._inputs, TextInputs) else None
 
     @property
     def reads_windows(self) -> bool:
-        """Of texts that are longer than the model's sequences."""
+        """Whether it reads texts that are longer than the model's sequences in windows."""
         return self._task.reads_windows
 
     def _longest(self, wanted: int | None) -> int:
@@ -241,8 +242,8 @@ class EncoderEngine:
         return self._inputs.read(request.inputs, request.parameters, settings)
 
     def _groups(self, works: list[Work]) -> list[list[Work]]:
-        """In order, cut where their rows come to about a micro-batch: while the device computes
-        that, those of the next are tokenised or decoded."""
+        """The works in order, in groups whose rows come to about a micro-batch: while the device
+        computes one group, the rows of the next are tokenised or decoded."""
         groups: list[list[Work]] = []
         room = 0
         for work in works:

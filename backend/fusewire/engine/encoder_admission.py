@@ -37,8 +37,8 @@ class EncoderAdmission:
         clock: Callable[[], float] = time.monotonic,
         block: AdmissionBlock | None = None,
     ) -> None:
-        """`slo_ms`, `max_queue_ms`: see Settings. `block`: from which the server's front refuses
-        what would be refused here."""
+        """`slo_ms`, `max_queue_ms`: see Settings. `block`: where the server's front reads what
+        would be refused here."""
         self._costs = costs
         self._expectation = expectation
         self._clock = clock
@@ -50,10 +50,10 @@ class EncoderAdmission:
         self._backlog = Backlog(window_s, clock, block, block)
         # The micro-batch before, if it is full: when it was given, and what was planned for it.
         self._given: tuple[float, float] | None = None
-        self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
+        self._refused: Counter[str] = Counter()  # by the front, since the last call of `refused`
         self._judgements = 0  # requests: the front knows by it which of those it let in have come
         self._block = block
-        # All that changes what is refused; the block has it at the end.
+        # Entered by all that changes what is refused; the block shows it on exit.
         self._changing: AbstractContextManager[None] = nullcontext()
         if block is not None:
             block.terms, block.levels = self._terms, lambda: self._backlog.regions
@@ -62,20 +62,22 @@ class EncoderAdmission:
 
     @property
     def backlog_s(self) -> float:
-        """Until all that was taken is computed."""
+        """Predicted seconds until all that was taken is computed."""
         return self._backlog.seconds
 
     @property
     def slack_s(self) -> float:
-        """How much later than now all that waits may begin, with none late."""
+        """Seconds by which all that waits may begin later than now, with none late."""
         return self._backlog.slack_s
 
     def take(self, work: Work) -> list[Work]:
-        """Before the work is tokenised; Overloaded. It is due some time before its deadline,
-        which is the latency objective's where it has none, or else when it has waited the longest
-        that requests may.
-        Returns those that were taken before, but have no time left behind this one, which is of
-        higher priority: they are to end."""
+        """Takes a work before it is tokenised, or raises Overloaded. It is due some time before its
+        deadline (without one: that of the latency objective), or when it has waited the longest
+        that requests may, if that is earlier.
+
+        Returns works that were taken before and have no time left after this one, which is of
+        higher priority: the caller is to end them.
+        """
         with self._changing:
             if self._block is not None and work.deadline is not None:
                 self._block.silent = False
@@ -84,13 +86,13 @@ class EncoderAdmission:
             return self._take(work)
 
     def learn(self, works: Sequence[Work]) -> None:
-        """These were tokenised. One thread at a time."""
+        """Learns from works that were tokenised. One thread at a time."""
         expected = [work.expected for work in works if work.expected is not None]
         with self._changing:
             self._expectation.learn(expected, [sum(work.lengths_left) for work in works])
 
     def correct(self, works: Iterable[Work]) -> None:
-        """More is known of what is left of these, or less is left."""
+        """Corrects the predictions of works of which more is known now, or less is left."""
         left = []
         for work in works:
             if work.reserved is not None:
@@ -103,14 +105,15 @@ class EncoderAdmission:
                     self._backlog.correct(reserved, seconds)
 
     def release(self, work: Work, *, answered: bool = True) -> None:
-        """It has ended. What had no answer, and was not due yet, says nothing of waits."""
+        """Releases a work that has ended. One that had no answer, and was not due yet, says nothing
+        of waits."""
         if work.reserved is not None:
             with self._changing:
                 now = self._clock()
                 if work.deadline is not None and work.due < inf and (answered or now >= work.due):
                     self._due_times.ended(work.taken_at, work.deadline, now)
                 self._backlog.release(work.reserved)
-            work.reserved.of = None  # in no cycle with it
+            work.reserved.of = None  # no cycle keeps it alive
 
     def begin(self, lengths: Sequence[int]) -> None:
         """A micro-batch of sequences of these lengths is given to the device, after another one
@@ -133,14 +136,14 @@ class EncoderAdmission:
             self._backlog.idle()
 
     def refused(self) -> Counter[str]:
-        """Requests that the front has refused since the last call, by tenant."""
+        """Numbers of requests that the front has refused since the last call, by tenant."""
         with self._changing:
             self._hear()
             found, self._refused = self._refused, Counter()
         return found
 
     def close(self) -> None:
-        """The front refuses nothing more."""
+        """From now on the front refuses nothing."""
         if self._block is not None:
             self._block.close()
 
@@ -166,7 +169,7 @@ class EncoderAdmission:
         return [each for each in displaced if isinstance(each, Work)]
 
     def _hear(self) -> None:
-        """Who was refused in front has asked."""
+        """Takes note of what was refused in front: those tenants have asked."""
         if self._block is None:
             return
         for (tenant, counts), requests in self._block.take_refused().items():

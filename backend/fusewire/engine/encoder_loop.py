@@ -41,13 +41,14 @@ DISPLACED = (
     "it within it; allow more time, or try again later"
 )
 
-# Of a request that the submitting thread may compute itself.
+# Most tokens of a request that the submitting thread may compute itself.
 LIGHT_TOKENS = 512
-# Of all that it computes itself at once: meanwhile the server's queue grows in front of it, unseen.
+# Most predicted seconds of what it computes itself at once: meanwhile the server's queue grows in
+# front of it, unseen.
 _MOST_HERE_S = 0.02
-# So many micro-batches each lane reads ahead: pixels of images take memory.
+# Micro-batches that each lane reads ahead: pixels of images take memory.
 _READ_AHEAD = 2
-# So many of those that wait are looked at for a micro-batch.
+# How many of the works that wait are looked at for a micro-batch.
 _LOOKED_AT = 1024
 # Far more than a micro-batch takes: a device that has hung must not hang the program's end.
 _LONGEST_MICRO_BATCH_S = 60.0
@@ -98,18 +99,18 @@ class EncoderLoop:
 
     @property
     def backlog_s(self) -> float:
-        """Until all that was taken is computed, as predicted. From any thread."""
+        """Predicted seconds until all that was taken is computed. From any thread."""
         return self._admission.backlog_s
 
     def refused_in_front(self) -> Counter[str]:
-        """Requests that were refused by the block since the last call, by tenant."""
+        """Numbers of requests that were refused by the block since the last call, by tenant."""
         return self._admission.refused()
 
     def submit(
         self, request: Request, deadline: float | None, callback: Callable[[Answer], None]
     ) -> Work:
-        """See Engine. Unavailable (of which QueueFull, and of that Overloaded) at once; but what is
-        invalid is so however much there is to do."""
+        """See Engine. Raises Unavailable (of which QueueFull, and of that Overloaded) at once; a
+        request that is invalid is answered so however much there is to do."""
         work = Work(request, deadline, callback)
         if self._lanes.quick(work):
             self._engine.read([work])
@@ -173,7 +174,8 @@ class EncoderLoop:
         self._engine.close()
 
     def _take(self, work: Work) -> None:
-        """Unavailable, Overloaded. Ends those that it displaces: nothing after it may refuse it."""
+        """Takes a work, and ends those that it displaces: nothing after this may refuse it.
+        Unavailable, Overloaded."""
         with self._changed:
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -191,15 +193,16 @@ class EncoderLoop:
             self._end(work, failure(error))
 
     def _may_read_ahead(self, lane: Lane) -> bool:
-        """A heavy request counts as half a micro-batch: it keeps no light one from being read. What
-        other lanes and the submitting thread have read does not count, or those would keep this
-        one from reading for as long as they are faster than the device."""
+        """Whether a lane may read on. A heavy request counts as half a micro-batch: it keeps no
+        light one from being read. What other lanes and the submitting thread have read does not
+        count, or those would keep this one from reading for as long as they are faster than the
+        device."""
         budget = self._engine.settings.max_batch_tokens
         waiting = sum(min(_tokens(work), budget // 2) for work in self._ready if work.lane is lane)
         return waiting < _READ_AHEAD * budget
 
     def _tokenized(self, works: list[Work], reader: Reader | None = None) -> list[Work]:
-        """Those of the works that are ready to be computed; the others have ended."""
+        """Tokenises works; returns those that are ready to be computed. The others have ended."""
         wanted = [work for work in works if not self._ended_early(work)]
         ready = self._engine.read(wanted)
         if reader is None:
@@ -225,7 +228,7 @@ class EncoderLoop:
                 self._changed.notify_all()
 
     def _compute_here(self, works: list[Work]) -> bool:
-        """Computes and answers them by this thread, unless another computes, or they are more than
+        """Computes and answers works in this thread, unless another computes, or they are more than
         a micro-batch or than some milliseconds' work; returns whether it did."""
         lengths = [len(item.tokens) for work in works for item in work.items]
         tokens = sum(lengths)
@@ -265,7 +268,8 @@ class EncoderLoop:
 
     @contextmanager
     def _failing_all(self) -> Iterator[None]:
-        """After a defect no request waits for an answer that never comes."""
+        """Ends all requests where what is within it raises: after a defect none waits for an answer
+        that never comes."""
         try:
             yield
         except Exception as error:
@@ -325,7 +329,7 @@ class EncoderLoop:
         return members
 
     def _is_late(self, work: Work) -> bool:
-        """It can no longer be computed in time, even alone, as predicted."""
+        """Whether a work can no longer be computed in time, even alone, as predicted."""
         return work.deadline is not None and work.deadline - time.monotonic() < work.predicted_s
 
     def _compute(self, members: Sequence[Member]) -> None:
@@ -342,7 +346,7 @@ class EncoderLoop:
         self._end_computed()
 
     def _end_computed(self, sequences: int = 0) -> None:
-        """Ends those whose last sequence is computed, or that have failed."""
+        """Ends works whose last sequence is computed, or that have failed."""
         left = []
         for work in self._given:
             if work.computed or work.answer is not None:

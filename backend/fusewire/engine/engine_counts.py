@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineCounts:
-    """An engine at one moment. Sequences run or wait, for `backlog_seconds` of work; pages are of
-    keys and values, those in use of `page_bytes` each hold `live_tokens` (one that sequences share
-    counts for each); tokens were computed, of sources, prompts and answers, or found with
-    `prefix_hit_tokens`. Steps took `step_seconds` where `predicted_seconds` were predicted, and
-    replayed a recorded one, with `padding_tokens`, or found none that they could have replayed."""
+    """A generation engine at one moment, and what it has done since it was loaded.
+
+    `running`, `waiting`: sequences; `backlog_seconds`: predicted work of those that wait.
+    `used_pages` of the KV cache's `pages` have `page_bytes` each and hold `live_tokens` (one that
+    sequences share counts for each). `tokens` of sources, prompts and answers were computed, and
+    `prefix_hit_tokens` found in the prefix cache. Steps took `step_seconds` where
+    `predicted_seconds` were predicted. `graph_hits` of them replayed a recorded one, with
+    `padding_tokens`; `graph_misses` found none that they could have replayed.
+    """
 
     running: int
     waiting: int

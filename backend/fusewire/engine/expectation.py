@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from fusewire.engine.request import Request
 
-# English has about four bytes a token; it is the first guess, as if so many bytes had been seen.
+# English has about four bytes a token: the first guess, as if these had been seen.
 _PRIOR_BYTES, _PRIOR_TOKENS = 4096.0, 1024.0
-# Of bytes and rows, what is remembered of the requests before the last.
+# Share that is kept of the bytes and rows of the requests before the last.
 _DECAY = 0.98
 
 
 class Expected(NamedTuple):
-    """Of one request. `bytes`: of its texts, `rows`: of its images, where their tokens teach
-    something."""
+    """What is expected of one request. `bytes` of its texts and `rows` of its images, where their
+    tokens teach something; else 0."""
 
     bytes: int
     rows: int
@@ -24,14 +24,14 @@ class Expected(NamedTuple):
 
 
 class Expectation:
-    """Tokens by bytes of text, or by image. Written by threads that tokenise, one at a time, read
-    by any."""
+    """Learns tokens per byte of text, or per image. Written by threads that tokenise, one at a
+    time, read by any."""
 
     def __init__(
         self, max_length: int, *, windows: bool = False, image_tokens: float = 0.0
     ) -> None:
         """`windows`: texts longer than `max_length` tokens are read in windows; else they are cut,
-        or refused. `image_tokens`: of an image, before one was seen."""
+        or refused. `image_tokens`: tokens of an image, before one was seen."""
         self._max_length = max_length
         self._windows = windows
         self._bytes, self._text_tokens = _PRIOR_BYTES, _PRIOR_TOKENS
@@ -46,7 +46,7 @@ class Expectation:
         return self._row_tokens / self._rows
 
     def of(self, request: Request) -> Expected:
-        """A text and its pair are one sequence."""
+        """What is expected of a request. A text and its pair are one sequence."""
         lengths: list[int] | None = None
         rows = 0
         for name, array in request.inputs.items():
@@ -77,7 +77,8 @@ class Expectation:
         return Expected(size if longest <= most else 0, 0, sum(whole), squares)
 
     def learn(self, asked: Sequence[Expected], tokens: Sequence[int]) -> None:
-        """These had so many tokens each."""
+        """Learns from requests of which this was expected and that had these numbers of
+        `tokens`."""
         for expected, found in zip(asked, tokens, strict=True):
             if expected.bytes:
                 self._bytes = _DECAY * self._bytes + expected.bytes

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.placement import Placement
 
-_COLUMNS = 5  # of a search: its candidates, first parent and first child, its beams, its page
+_COLUMNS = 5  # for each search: its candidates, first parent and first child, its beams, its page
 
 
 class ForkMemory:
-    """Of searches whose beams have the rows offsets[i] to offsets[i + 1], in block tables of one
-    width."""
+    """Memory for the forks of searches whose beams have the rows offsets[i] to offsets[i + 1], in
+    block tables of `width` pages."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ForkMemory:
         self._groups[:, 2], self._groups[:, 3] = offsets[:-1], np.diff(offsets)
         given[:] = ends.reshape(-1)
         self._fresh[:] = -1
-        self._given = False  # whether a page is fresh
+        self._given = False  # whether the device has pages in `fresh`
         self._host = kernels.Tensor.from_numpy(host)
         self._there = place.empty(host.size, dtype="int32")
         shapes: list[list[int]] = [[searches, _COLUMNS], [rows], [*ends.shape]]
@@ -49,7 +49,7 @@ class ForkMemory:
         self._of: object = None
         self._pages: NDArray[np.int32] | None = None
         self.ids = place.empty(rows, dtype="int64")
-        # The last fork's, which the next one reads, and room for its own.
+        # Block tables: the last fork's, which the next one reads, and room for its own.
         self._tables = [place.empty(rows, width, dtype="int32") for _ in range(2)]
         self._copies = place.empty(2, rows, dtype="int64")
         self.copies = [self._copies.section(8 * rows * side, [rows], "int64") for side in (0, 1)]
@@ -62,11 +62,15 @@ class ForkMemory:
         pages: NDArray[np.int32],
         fresh: NDArray[np.int32] | None,
     ) -> None:
-        """Of the next fork. `of` stands for those whose candidates there are: of each of ours,
-        where it is other than in the last step, its place in `searches` (None: all, in order) and
-        its first row in `begins`. `pages`: where in its table the page that each is to write to
-        lies. `fresh`: the pages that rows write to, as `kernels.give_pages` has them; None: their
-        parents'. Writes nothing where all is as it was, as behind most steps."""
+        """Writes what the next fork reads to the device; nothing where all is as it was, as after
+        most steps.
+
+        `of` stands for the searches that there are candidates of. Where they are others than in the
+        last step, `searches` has the place of each of ours among them (None: all, in order), and
+        `begins` its first row. `pages`: index in its block table of the page that each is to write
+        to. `fresh`: the pages that rows write to, as `kernels.give_pages` has them; None: their
+        parents'.
+        """
         if of is self._of and pages is self._pages and fresh is None and not self._given:
             return
         if of is not self._of:
@@ -82,8 +86,8 @@ class ForkMemory:
     def fork(
         self, scores: kernels.Tensor, found: Sequence[kernels.Tensor], parents: kernels.Tensor
     ) -> kernels.Tensor:
-        """By what was `found`, and the block table of the `parents`: fills `ids`, `copies` and the
-        beams' `scores`. The next step's block table."""
+        """Forks beams by what was `found`, and by the block table of the `parents`: fills `ids`,
+        `copies` and the beams' `scores`. Returns the next step's block table."""
         first, second = self._tables
         table = second if parents is first else first
         kernels.fork_beams(

@@ -163,12 +163,14 @@ class GenerationEngine:
         deadline: float | None,
         callback: Callable[[Event], None],
     ) -> Ticket:
-        """See Engine (protocol.py). InvalidInput and Unavailable (of which QueueFull) at once.
+        """See Engine (protocol.py). Raises InvalidInput and Unavailable (of which QueueFull) at
+        once.
 
         The events are Deltas of each of `parameters.answers`, one for each token unless the request
         has it otherwise (`tells`), until each had one with a finish_reason; or an error, which ends
-        them all. `BestOf` makes the answer of it. Of beam search a Delta comes as soon as no other
-        text can win, and those with a `score` at the end.
+        them all. `BestOf` makes the answer of it. With beam search a Delta comes as soon as no
+        other text can win, and those with a `score` at the end.
+
         `timeout_seconds` begins now; a `deadline` may come before. Without both there is the
         deadline of `slo_ms`, if that is set.
         """
@@ -224,7 +226,7 @@ class GenerationEngine:
         deadline: float | None,
         spoken: Spoken | None,
     ) -> Place:
-        """Before a text is tokenised: by about how many tokens it has."""
+        """Takes a request's place before its text is tokenised, by an estimate of its tokens."""
         if isinstance(prompt, Prompt):
             tokens, most = len(prompt.token_ids), prompt.max_new_tokens
         else:
@@ -243,13 +245,13 @@ class GenerationEngine:
         )
 
     def refuse_in_front(self, block: GenerationBlock) -> None:
-        """The server's front refuses by it what would be refused here; before there are
-        requests."""
+        """Lets the server's front refuse by `block` what would be refused here. Called before there
+        are requests."""
         slo_ms = self.settings.slo_ms
         self._admission.show_in(block, inf if slo_ms is None else slo_ms / 1000)
 
     def refused_in_front(self) -> Counter[str]:
-        """Requests that were refused by the block since the last call, by tenant."""
+        """Numbers of requests that were refused by the block since the last call, by tenant."""
         return self._admission.refused()
 
     def measure_costs(self) -> None:
@@ -265,7 +267,7 @@ class GenerationEngine:
         self._thread.call(measure)
 
     def together(self) -> AbstractContextManager[None]:
-        """See Engine; they begin in one step, where there is room for all."""
+        """See Engine; requests begin in one step, where there is room for all."""
         return self._thread.together()
 
     @property
@@ -295,14 +297,14 @@ class GenerationEngine:
         )
 
     def take_queue_seconds(self) -> list[float]:
-        """Of the requests that began since the last call, or the last of them: how long each had
-        waited since it was taken. One thread calls it."""
+        """How long each request that began since the last call had waited since it was taken; of
+        many requests the last ones. One thread calls it."""
         waits = self._loop.queue_seconds
         return [waits.popleft() for _ in range(len(waits))]
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Takes no more requests, lets running ones continue for so long, cancels the rest, and
-        returns when each has its last event."""
+        """Takes no more requests, lets running ones continue for `drain_seconds`, cancels the rest,
+        and returns when each has its last event."""
         self.closed = True
         self._admission.close()
         atexit.unregister(self.close)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def load_model(folder: Path | str, settings: GenerationSettings, device: str) -> DecoderModel:
-    """CheckpointError, ConfigurationError."""
+    """Loads the model of a folder onto `device`. CheckpointError, ConfigurationError."""
     place = Placement(
         device,
         settings.dtype,
@@ -43,8 +43,8 @@ def load_model(folder: Path | str, settings: GenerationSettings, device: str) ->
 
 
 def speech_of(model: DecoderModel, folder: Path) -> tuple[LogMel | None, SpeechTokens | None]:
-    """The features that a model of speech reads, and its tokens; None of another. CheckpointError
-    where the folder does not say them, or other features than the model's."""
+    """The features that a model of speech reads, and its tokens; (None, None) for another model.
+    CheckpointError where the folder does not say them, or other features than the model's."""
     if not isinstance(model, SpeechModel):
         return None, None
     sizes = model.features_shape, model.max_source_length, model.vocab_size
@@ -68,9 +68,10 @@ def check_beams(
     limits: GenerationLimits,
     check: Callable[[GenerationSequence], None],
 ) -> None:
-    """ConfigurationError where the folder asks for a search that has no room behind the shortest
-    prompt, so that each request would be refused that does not ask for another. `parameters`: of
-    one that asks for nothing; `check`: InvalidInput for a sequence that could never run."""
+    """ConfigurationError where the folder asks for a search that has no room after the shortest
+    prompt, so that each request would be refused that does not ask for another. `parameters`: those
+    of a request that asks for nothing; `check`: raises InvalidInput for a sequence that could never
+    run."""
     if not parameters.searches:
         return
     source = None

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
 
-# Of no step: the next ones say what steps cost now.
+# Seconds without a step after which the next ones say what steps cost now.
 _QUIET_S = 10.0
-# Kept until somebody takes them; of more the last ones.
+# Waits in the queue that are kept until somebody takes them: the last ones.
 _MOST_WAITS = 1024
 
 
@@ -86,10 +86,10 @@ class GenerationLoop:
         self._admission = admission
         self.costs = costs
         self.step_seconds = self.predicted_seconds = 0.0  # of all steps
-        # Of requests that began: how long each had waited since it was taken. Whoever shows them
+        # How long each request that began had waited since it was taken. Whoever shows these times
         # takes them away.
         self.queue_seconds: deque[float] = deque(maxlen=_MOST_WAITS)
-        self._computed_at = 0.0  # the last step
+        self._computed_at = 0.0  # when the last step was
         # When the last step ended, by time.perf_counter(), and how many it left running.
         self._left: tuple[float, int] | None = None
         self._requests = OpenRequests(scheduler, admission, beam_groups)
@@ -108,7 +108,7 @@ class GenerationLoop:
             self._requests.add(generation, sequence)
 
     def add_all(self, requests: Sequence[tuple[Generation, GenerationSequence]]) -> None:
-        """The same of requests that come together."""
+        """Queues requests that come together, as `add`."""
         for generation, sequence in requests:
             self.add(generation, sequence)
 
@@ -148,13 +148,13 @@ class GenerationLoop:
                 self._compute(step, now)
             if self._look_ahead:
                 self._look_ahead.drop_ended()
-            # What alignments took says nothing about the next step of so many tokens.
+            # What alignments took says nothing about the next step with as many tokens.
             ended, aligning_s = time.perf_counter(), self._aligner.took_s - aligned_s
             took_s = ended - began - aligning_s
             self.predicted_seconds += self.costs.seconds(tokens, 0.0)
             self.step_seconds += took_s
             self.costs.observe(tokens, 0.0, took_s)
-            # Those that run wait for all that is done from one step to the next.
+            # Running sequences wait for all that is done from one step to the next.
             if self._left is not None and self._left[1]:
                 self._admission.stepped(self._left[1], ended - self._left[0] - aligning_s)
             self._left = ended, self.scheduler.running
@@ -173,7 +173,7 @@ class GenerationLoop:
         self._search_answers.fail_broken()
 
     def _expire(self, step: Step) -> Step:
-        """Answers those whose time was over before they ran."""
+        """Answers requests whose time was over before they ran; returns the step."""
         for sequence in step.expired:
             self._requests.fail(self._requests.owners[sequence][0], DeadlineExceeded(TOO_LATE))
         return step
@@ -246,8 +246,8 @@ class GenerationLoop:
         *,
         goes_on: bool,
     ) -> None:
-        """Each gets its next token, and what there is to tell is told, while the device has the
-        next step already where that is known. `goes_on`: where the step behind may be of these
+        """Gives each branch its next token, and tells what there is to tell, while the device has
+        the next step already where that is known. `goes_on`: whether the next step may be of these
         alone."""
         if self._look_ahead and goes_on:
             left = [decodes.most_left, *(branch.most_left for _, branch in others)]
@@ -260,7 +260,7 @@ class GenerationLoop:
         self._token_answers.give(pending.read(), decodes, others, all_run=all_run)
 
     def _resume(self, step: Step) -> None:
-        """The beams of groups that were preempted go on with the next step."""
+        """Lets the beams of groups that were preempted go on with the next step."""
         for sequence in step.resumed:
             group = self._requests.owners[sequence][0].beams
             assert group is not None
@@ -287,8 +287,8 @@ class GenerationLoop:
             self._take_beams(found, step, now)
 
     def _take_beams(self, found: FoundBeams, step: Step, now: float) -> None:
-        """Searches go on by what was found for them, while the device has the next step already
-        where that is known."""
+        """Takes searches on by what was `found` for them, while the device has the next step
+        already where that is known."""
         alone = not (step.decodes.rows.sequences or step.prompts or step.encodes or step.resumed)
         if self._look_ahead and alone:
             self._expire(self._look_ahead.begin_beams(step, found, now))
@@ -309,7 +309,7 @@ class GenerationLoop:
         return self._model.logits(hidden, batch.logit_rows)
 
     def _to_score(self, step: Step, batch: StepBatch) -> list[PromptRows]:
-        """What the step computes of prompts that are still to score."""
+        """The rows of the step that score prompts which are still to be scored."""
         rows = batch.cu_seqlens[len(step.decodes.rows.sequences) :].tolist()
         parts = []
         for (sequence, first, tokens), row in zip(step.prompts, rows, strict=False):

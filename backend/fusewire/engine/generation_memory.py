@@ -20,16 +20,16 @@ PAGE_SIZE = 16  # positions; a sequence's last page is half empty on average
 # Generated tokens of one request, over its continuations, in sequences of full length: a request
 # must not occupy a server for as long as it likes.
 MOST_FULL_SEQUENCES = 8
-# Of the device's free memory, for the KV cache by default. A machine has other
-# work than ours; on a GPU a step's activations and the libraries need some.
+# Share of the device's free memory that the KV cache takes by default. A machine has other work
+# than ours; on a GPU a step's activations and the libraries need some.
 FREE_SHARE = {"cpu": 0.25, "cuda": 0.9}
 
 
 def limits_of(
     model: DecoderModel, settings: GenerationSettings, speech: SpeechTokens | None = None
 ) -> GenerationLimits:
-    """ConfigurationError when the settings ask for more positions than the model has, or for less
-    than the sound that a model of `speech` reads."""
+    """The limits of requests. ConfigurationError when the settings ask for more positions than the
+    model has, or for less than the sound that a model of `speech` reads."""
     longest, wanted = model.max_length, settings.max_length
     if wanted is not None and wanted > longest:
         raise ConfigurationError(
@@ -100,7 +100,8 @@ def pages_for(model: DecoderModel, settings: GenerationSettings, limits: Generat
 
 
 def cache_for(model: DecoderModel, pages: int) -> DecoderCache:
-    """Keys and values of so many pages; ConfigurationError where there is no memory for them."""
+    """A KV cache with `pages` of PAGE_SIZE tokens; ConfigurationError where there is no memory for
+    it."""
     try:
         return model.new_cache(pages, PAGE_SIZE)
     except kernels.OutOfMemory as error:

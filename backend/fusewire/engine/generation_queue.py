@@ -12,14 +12,14 @@ from fusewire.engine.tenant_queues import TenantQueues
 
 
 class GenerationQueue:
-    """By priority; of a priority those that were preempted come first, by rank, which no deadline
-    touches any more, and those that go on from one that ended; then those with a deadline, the
-    earliest first; then, as tenants have their turns, those without."""
+    """Sequences that wait, by priority. Of one priority those that were preempted, which no
+    deadline touches any more, and those that go on from one that ended come first, by rank; then
+    those with a deadline, the earliest first; then, as tenants have their turns, those without."""
 
     def __init__(self) -> None:
         self._timed: list[GenerationSequence] = []  # and those that were preempted
         self._untimed: TenantQueues[GenerationSequence] = TenantQueues(attrgetter("tenant"), RANK)
-        self._first: GenerationSequence | None = None  # as long as it is known
+        self._first: GenerationSequence | None = None  # `first`, as long as it is known
         self._next_deadline = inf  # no sequence here has an earlier one
 
     def __len__(self) -> int:
@@ -65,7 +65,8 @@ class GenerationQueue:
             self._next_deadline = min(self._next_deadline, last)
 
     def begin(self, sequence: GenerationSequence) -> None:
-        """It runs from here on; of one that was preempted its tenant had the seconds before."""
+        """Takes out a sequence that runs from here on. Its tenant is charged where tenants have
+        turns; one that was preempted was charged before."""
         self._first = None
         if _is_timed(sequence):
             self._remove_timed(sequence)
@@ -86,8 +87,8 @@ class GenerationQueue:
         del self._timed[place]
 
     def expire(self, now: float) -> list[GenerationSequence]:
-        """Takes out those that never ran and now would run too late, the first by rank first. Looks
-        at the queue only when such a time has passed."""
+        """Takes out and returns sequences that never ran and now would run too late, in order of
+        rank. Looks at the queue only when such a time has passed."""
         if now < self._next_deadline:
             return []
         limited = [(last, s) for s in self if (last := _begin_by(s)) is not None]

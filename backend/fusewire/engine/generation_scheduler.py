@@ -39,7 +39,7 @@ from fusewire.errors import ConfigurationError
 class GenerationScheduler:
     """Plans steps over waiting and running sequences. One thread at a time.
 
-    The engine's loop: `plan`, compute, `done` (behind which `plan_ahead` may give the next plan),
+    The engine's loop: `plan`, compute, `done` (after which `plan_ahead` may give the next plan),
     append a token to each sequence whose chunk reached its end and to its new forks, give each
     group whose chunk reached its end, whose beams went on or which is `resumed` its next `rows`,
     `finish` those that are complete; again. `finish` may come at any time between two of these
@@ -70,14 +70,14 @@ class GenerationScheduler:
             )
         self.preemptions = 0
         self._running = Ranked()  # without beams
-        self._rows = DecodeRows(cache.page_size)  # of them those with one token left
-        self._prompts = Ranked()  # the others of them
-        self._groups = Ranked()  # that run
-        self._beams = 0  # slots of theirs
+        self._rows = DecodeRows(cache.page_size)  # those of `_running` with one token left
+        self._prompts = Ranked()  # the others of `_running`
+        self._groups = Ranked()  # groups that run
+        self._beams = 0  # slots of groups that run
         self._waiting = GenerationQueue()
-        self._slots = 0  # that running sequences take: one for each of their continuations
-        # Who was refused for how many pages: the pages of a long prompt are not looked up again and
-        # again while it waits.
+        self._slots = 0  # slots that running sequences take: one for each of their continuations
+        # The sequence that was refused and the pages that it wanted: the pages of a long prompt are
+        # not looked up again and again while it waits.
         self._refused: tuple[GenerationSequence, int] | None = None
         self._checked: tuple[int, ...] = ()  # how large the last one was that could run
         self._arrivals = count()
@@ -92,7 +92,7 @@ class GenerationScheduler:
         return len(self._waiting)
 
     def sequences(self) -> list[GenerationSequence]:
-        """All that run and wait."""
+        """All sequences that run or wait."""
         return [*self._running, *self._groups, *self._waiting]
 
     def check(self, sequence: GenerationSequence) -> None:
@@ -125,9 +125,9 @@ class GenerationScheduler:
         return step
 
     def plan_ahead(self, step: Step, now: float) -> Step | None:
-        """The step behind one that is `done`, while nobody has read the tokens that it gave: all
-        its sequences are taken to go on, and what is computed of one that ended is in vain. None
-        where others are to run too, or pages are short: read the tokens, and `plan`."""
+        """The step after one that is `done`, while nobody has read the tokens that it gave: all its
+        sequences are taken to go on, and what is computed of one that ended is in vain. None where
+        others are to run too, or pages are short: read the tokens, and `plan`."""
         if not self._rows.are_of(step.decodes.rows):
             return None
         # Those whose prompt is stored go on with the token that nobody has read.
@@ -153,11 +153,11 @@ class GenerationScheduler:
         return Step(self._rows.decodes(), expired=self._expire(now))
 
     def _plan_groups_ahead(self, step: Step, now: float) -> Step | None:
-        """The same of a step of groups alone; pages for the forks behind it are not reserved yet,
-        as those for the forks before it are not taken."""
+        """As `plan_ahead`, for a step of groups alone. Pages for the forks after it are not
+        reserved yet, as those for the forks before it are not taken."""
         groups = [*self._groups]
         first = groups[0].rows
-        # All as one step left them, and their beams go on behind this one.
+        # All as one step left them, and their beams go on after this one.
         if step.decodes.rows.sequences or not isinstance(first, BeamRowsOf):
             return None
         rows = first.step
@@ -175,9 +175,9 @@ class GenerationScheduler:
         )
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
-        """The step was computed. Returns the sequences that were forked because their prompt is
-        stored now, each with its forks, which run from here on; what the prompt's last token says
-        holds for all of them."""
+        """Takes note that the step was computed. Returns the sequences that were forked because
+        their prompt is stored now, each with its forks, which run from here on; what the prompt's
+        last token says holds for all of them."""
         for pages in step.sources:
             self._cache.store_source(pages)
             self._refused = None  # it may find this source's pages
@@ -221,8 +221,8 @@ class GenerationScheduler:
         return twin
 
     def finish(self, sequence: GenerationSequence) -> None:
-        """The sequence is complete or not wanted any more: its slot and pages are free on return.
-        Does nothing when it was finished before."""
+        """Ends a sequence that is complete or not wanted any more: its slot and pages are free on
+        return. Does nothing when it was finished before."""
         if sequence.state is State.RUNNING:
             self._stop(sequence)
         elif sequence.state is State.WAITING:
@@ -236,16 +236,17 @@ class GenerationScheduler:
         return expired
 
     def _begin_rows(self) -> None:
-        """Those whose prompts are stored take a token in every step from here on. One that is yet
-        to be forked has its last prompt token left."""
+        """Lets sequences whose prompts are stored take a token in every step from here on. One that
+        is yet to be forked has its last prompt token left."""
         ready = [each for each in self._prompts if each.left == 1 and each.continuations == 1]
         for sequence in ready:
             self._prompts.remove(sequence)
             self._rows.join(sequence)
 
     def _in_the_way(self) -> GenerationSequence | None:
-        """The last of the running, unless all have room for their next token without that. Asked
-        before any page is given, so no page that is copied from is given away in the same step."""
+        """The last of the running sequences, unless all have room for their next token without
+        preempting it. Asked before any page is given, so no page that is copied from is given away
+        in the same step."""
         if self.running <= 1:  # one alone has all pages
             return None
         if len(self._running) + self._beams <= self._cache.available:  # each wants one at most
@@ -261,7 +262,7 @@ class GenerationScheduler:
         return max((each[-1] for each in (self._running, self._groups) if each), key=RANK)
 
     def _grow(self) -> list[tuple[int, int]]:
-        """Room for the next token of each row; returns the page copies to make."""
+        """Makes room for the next token of each row; returns the page copies to make."""
         copies = []
         for sequence in self._rows.growing:
             assert sequence.pages is not None
@@ -271,7 +272,7 @@ class GenerationScheduler:
         return copies
 
     def _store_decodes(self, sequences: Sequence[GenerationSequence]) -> None:
-        """The last token of each is stored."""
+        """Takes note that the last token of each sequence is stored."""
         size, stored = self._cache.page_size, 0
         for sequence in sequences:
             pages = sequence.pages
@@ -287,7 +288,8 @@ class GenerationScheduler:
         self._cache.live_tokens += stored
 
     def _continue(self, step: Step) -> int:
-        """The beams of groups, and chunks of prompts. Returns what is left of the budget."""
+        """Puts the beams of groups and chunks of prompts into the step; returns what is left of the
+        token budget."""
         for sequence in self._prompts:
             if sequence.left == 1:
                 self._put(step, sequence, 1)
@@ -347,7 +349,7 @@ class GenerationScheduler:
                     budget -= tokens
 
     def _run(self, sequence: GenerationSequence) -> None:
-        """A waiting sequence runs, with the pages that it was given."""
+        """Lets a waiting sequence run, with the pages that it was given."""
         if sequence.beams:
             self._groups.add(sequence)
             self._beams += sequence.beams
@@ -358,8 +360,8 @@ class GenerationScheduler:
         sequence.state = State.RUNNING
 
     def _must_wait(self, sequence: GenerationSequence, budget: int) -> bool:
-        """Whether it is known of the first in the queue that it cannot run in a step with so much
-        of its budget left: slots, pages or budget are short."""
+        """Whether it is known of the first in the queue that it cannot run in a step with `budget`
+        tokens left: slots, pages or budget are short."""
         if self._slots + sequence.slots > self._max_sequences:
             return True
         if self._refused is not None:
@@ -370,11 +372,12 @@ class GenerationScheduler:
         return source is not None and len(source) > budget and not self._cache.has(source)
 
     def _spare(self, sequence: GenerationSequence) -> int:
-        """Pages that are to be available still when it is admitted."""
+        """Pages that must still be available after the sequence is admitted."""
         return self._slots + sequence.slots - sequence.beams if self._slots else 0
 
     def _give_pages(self, sequence: GenerationSequence, spare: int) -> SequencePages:
-        """Pages for all that it stores before it goes on; OutOfPages, and no change."""
+        """Gives a sequence pages for all that it stores before it goes on; OutOfPages, and no
+        change."""
         assert sequence.names is not None
         ids, source, beams = sequence.token_ids, sequence.source, sequence.beams
         if sequence.pasts:
@@ -399,7 +402,7 @@ class GenerationScheduler:
         step.prompts.append(Chunk(sequence, first, tokens))
 
     def _stop(self, sequence: GenerationSequence) -> None:
-        """A running sequence runs no more: its slot and pages are free."""
+        """Stops a running sequence: its slot and pages are free."""
         assert sequence.pages is not None
         if sequence.beams:
             self._groups.remove(sequence)
@@ -419,7 +422,8 @@ class GenerationScheduler:
         sequence.returning = ()
 
     def _preempt(self, sequence: GenerationSequence) -> None:
-        """A running sequence waits again; of a group what its beams have stored is noted."""
+        """Sends a running sequence back to the queue; for a group what its beams have stored is
+        noted."""
         rows, pages = sequence.rows, sequence.pages
         if rows is not None and pages is not None:
             assert sequence.histories is not None

@@ -24,7 +24,7 @@ class State(Enum):
 
 @dataclass(eq=False)
 class GenerationSequence:
-    """A prompt and what was generated after it; of an encoder-decoder model the prompt is the
+    """A prompt and what was generated after it; for an encoder-decoder model the prompt is the
     decoder's, and `source` what the encoder reads.
 
     The engine appends to `token_ids`; everything from `stored` on is the scheduler's. The last
@@ -36,20 +36,21 @@ class GenerationSequence:
     priority: int = 0  # lower runs first
     deadline: float | None = None  # seconds on `plan`'s clock
     begin_by: float | None = None  # expires unless it ran by then; None: by the deadline
-    goes_on: bool = False  # from one that has just ended, before those that wait
+    goes_on: bool = False  # continues one that has just ended, before those that wait
     tenant: str = ""  # who shares the machine fairly with others
     cost_s: float = 0.0  # predicted seconds of the machine, all alone
     continuations: int = 1  # sequences that go on from the prompt, this one included
     to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
-    source: Source | None = None  # of all its forks
-    beams: int = 0  # of a beam search behind the prompt, which is all of token_ids then; 0: none
-    # Of a search: what each running beam has generated; asked for when it is preempted.
+    source: Source | None = None  # shared with all its forks
+    beams: int = 0  # of a beam search after the prompt, all of token_ids then; 0: no search
+    # For a search: what each running beam has generated; asked for when it is preempted.
     histories: Callable[[], Sequence[Sequence[int]]] | None = None
-    search: GenerationSequence | None = None  # whose beams' past this is, which has no answer
-    after: GenerationSequence | None = None  # that stores what this past begins with
+    search: GenerationSequence | None = None  # the search whose past this is; it has no answer
+    after: GenerationSequence | None = None  # the one that stores what this past begins with
 
-    rows: BeamRows | BeamRowsOf | None = field(init=False, default=None)  # once it is stored
-    # Of a search that was preempted: what its beams had stored; and while it runs again, that.
+    rows: BeamRows | BeamRowsOf | None = field(init=False, default=None)  # of a search
+    # For a search that was preempted: what its beams had stored; and while it runs again, the
+    # sequences that store it.
     pasts: Sequence[list[int]] = field(init=False, default=())
     returning: Sequence[GenerationSequence] = field(init=False, default=())
     stored: int = field(init=False, default=0)  # tokens in the cache
@@ -87,7 +88,8 @@ class GenerationSequence:
         return self.after is None or self.after.left == 0
 
     def return_with(self, pages: Sequence[SequencePages], after: Sequence[int | None]) -> None:
-        """A sequence for each of the `pasts`, with its pages, each after another or after none."""
+        """Makes `returning`: a sequence for each of the `pasts`, with its pages; `after`: the index
+        of the one that it comes after, or None."""
         returning: list[GenerationSequence] = []
         for past, of_past, before in zip(self.pasts, pages, after, strict=True):
             each = GenerationSequence(
@@ -122,7 +124,7 @@ class Ranked(list[GenerationSequence]):
             insort(self, sequence, key=RANK)
 
     def remove(self, sequence: GenerationSequence) -> None:
-        # Of those that end together the first comes first.
+        # Sequences that end together are removed from the first on.
         place = 0 if self[0] is sequence else bisect_left(self, sequence.rank, key=RANK)
         assert self[place] is sequence
         del self[place]

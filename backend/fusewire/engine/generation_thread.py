@@ -24,7 +24,7 @@ _FORKED = "engine: got a request in a forked process, wanted it where it was loa
 
 
 class GenerationThread:
-    """Of one loop, from now until closed. From any thread."""
+    """Runs one loop, from now until closed. Methods are called from any thread."""
 
     def __init__(self, loop: GenerationLoop) -> None:
         self._loop = loop
@@ -32,7 +32,7 @@ class GenerationThread:
         self._submit_lock = threading.Lock()
         self._closing = self._cancelling = False
         self._own = threading.local()  # `together`: requests of a thread that come together
-        self._opened = 0  # of these blocks, that have some
+        self._opened = 0  # how many of these blocks have requests
         self._failed: FusewireError | None = None  # why it ended before it was closed
         self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
         self._thread.start()
@@ -62,8 +62,8 @@ class GenerationThread:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Requests that this thread adds within it are handed over at its end, so that they begin
-        in one step: it waits for none of them before. Closing waits for the end."""
+        """Hands the requests that the calling thread adds within it over at its end, so that they
+        begin in one step: the thread waits for none of them before. `close` waits for the end."""
         added: list[tuple[Generation, GenerationSequence]] = []
         self._own.together = added
         try:
@@ -86,7 +86,7 @@ class GenerationThread:
             self._loop.fail_all(failed)
 
     def call(self, work: Callable[[], None]) -> None:
-        """Returns, or raises what it raises, when `work` was called between steps."""
+        """Calls `work` between steps, and returns when it has; raises what it raises."""
         ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
         def noted() -> None:
@@ -106,7 +106,7 @@ class GenerationThread:
             self._closing = True
         self._asked.put(lambda: None)
         self._thread.join(drain_seconds)
-        with self._submit_lock:  # of what goes on until then it has the last
+        with self._submit_lock:  # what was added before is cancelled, and nothing goes on
             self._cancelling = True
             self._asked.put(self._loop.cancel_all)
         self._thread.join(_LONGEST_STEP_S)
@@ -132,7 +132,7 @@ class GenerationThread:
     def _is_done(self) -> bool:
         if not (self._closing and self._loop.idle):
             return False
-        with self._submit_lock:  # what a block hands over at its end is one of both
+        with self._submit_lock:  # what a block hands over at its end is always in one of these
             return not self._opened and self._asked.empty()
 
     def _take(self) -> None:

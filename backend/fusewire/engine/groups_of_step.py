@@ -1,4 +1,4 @@
-"""What groups of beams take of a step: rows, pages for the forks behind it, and of those that were
+"""What groups of beams take of a step: rows, pages for the forks after it, and of those that were
 preempted what their beams had stored."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fusewire.engine.kv_cache import KvCache
 
 
 def beams_of(groups: Sequence[GenerationSequence], cache: KvCache) -> tuple[int, list[int]]:
-    """Running beams, and pages for each one's fork behind the step; no list where none takes
-    any."""
+    """(number of running beams, pages for each group's fork after the step); the list may be empty
+    where none takes any."""
     first = groups[0].rows
     if isinstance(first, BeamRowsOf) and first.step.are_of(groups):
         rows = first.step
@@ -23,8 +23,8 @@ def beams_of(groups: Sequence[GenerationSequence], cache: KvCache) -> tuple[int,
 
 
 def pages_for_forks(groups: Iterable[GenerationSequence], cache: KvCache) -> list[int]:
-    """Pages to reserve for the fork behind each group's step; one in which its prompt or its pasts
-    are stored has them."""
+    """Pages to reserve for the fork after each group's step; none for a group whose prompt or pasts
+    are stored in it, which has them already."""
     known: dict[tuple[int, int], int] = {}
     found = []
     for group in groups:

@@ -24,8 +24,8 @@ class HeldSound:
         return self._held
 
     def take(self, seconds: float) -> None:
-        """Overloaded where they are too much beside the others, until enough of these have been
-        written down."""
+        """Takes `seconds` of sound. Overloaded where they are too much beside the others, until
+        enough of these have been written down."""
         with self._lock:
             held = self._held
             if held + seconds <= self._most:
@@ -44,7 +44,8 @@ class HeldSound:
     def until_the_end(
         self, seconds: float, callback: Callable[[Event], None]
     ) -> Callable[[Event], None]:
-        """Passes the events of a text on; its seconds leave with the last one."""
+        """A callback that passes the events of a text on, and gives its `seconds` back with the
+        last one."""
 
         def told(event: Event) -> None:
             if isinstance(event, FusewireError) or event.finish_reason is not None:
@@ -54,7 +55,7 @@ class HeldSound:
         return told
 
     def _until_there_is_room_s(self, share: float) -> float:
-        """Until this share of what runs has ended, as if all had sounds of one length."""
+        """Seconds until this share of what runs has ended, as if all had sounds of one length."""
         ends = self._ends_s()
         if not ends:
             return QueueFull.retry_after_s

@@ -77,30 +77,30 @@ class KvCache:
         return self._pool.evictions
 
     def names(self, source: Source | None = None) -> PageNames:
-        """Of a new sequence with that source."""
+        """Names for the pages of a new sequence with this source."""
         return PageNames(self.page_size, source)
 
     def pages_for(self, tokens: int, source: Source | None = None) -> int:
-        """Of a sequence of so many tokens."""
+        """Pages of a sequence of `tokens`, with those of its source."""
         of_source = 0 if source is None else self._sources.pages_for(source)
         return self._pages_for(tokens) + of_source
 
     def pages_for_beams(self, prompt_tokens: int, tokens: int, beams: int) -> int:
-        """How many pages beams behind a prompt of `prompt_tokens` take at most, beyond the
-        prompt's, until each has `tokens`, of which the last is not stored: `beams` in each span of
-        page_size positions, of which the prompt's last page is one where it is not full."""
+        """How many pages beams after a prompt of `prompt_tokens` take at most, beyond the prompt's,
+        until each has `tokens`, of which the last is not stored: `beams` in each span of page_size
+        positions, of which the prompt's last page is one where it is not full."""
         if tokens - prompt_tokens < 2:
             return 0
         full, partial = divmod(prompt_tokens, self.page_size)
         return beams * (self._pages_for(tokens - 1) - full) - bool(partial)
 
     def pages_for_fork(self, stored: int, beams: int) -> int:
-        """How many pages the next fork takes at most, behind `stored` tokens of each beam: one for
+        """How many pages the next fork takes at most, after `stored` tokens of each beam: one for
         each where a span of page_size positions begins."""
         return 0 if stored % self.page_size else beams
 
     def pages_for_first_fork(self, prompt_tokens: int, tokens: int, beams: int) -> int:
-        """As `pages_for_fork`, of the one behind the prompt; none where there is but one token."""
+        """As `pages_for_fork`, for the one after the prompt; 0 where there is but one token."""
         if not beams or tokens - prompt_tokens < 2:
             return 0
         return beams - bool(prompt_tokens % self.page_size)
@@ -119,11 +119,12 @@ class KvCache:
         source: Source | None = None,
         for_beams: int = 0,
     ) -> SequencePages:
-        """A new sequence that starts with the pages found for its tokens (whole pages, none beyond
-        the first `reusable` tokens, and never the last token, so that there is one left to compute)
-        and has pages for `room` tokens. Beside them it has the pages of its `source`: those found,
-        or those of an equal one that was admitted in this step, or new ones, which it is the only
-        one of the `readers` to have; `for_beams` pages are reserved for its beams' first fork.
+        """Admits a new sequence, which starts with the pages found for its tokens (whole pages,
+        none beyond the first `reusable` tokens, and never the last token, so that there is one left
+        to compute) and has pages for `room` tokens. Beside them it has the pages of its `source`:
+        those found, or those of an equal one that was admitted in this step, or new ones, which it
+        is the only one of the `readers` to have; `for_beams` pages are reserved for its beams'
+        first fork.
 
         OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
         only what `names` does not know; what is stored later goes on from `token_ids`.
@@ -139,7 +140,7 @@ class KvCache:
         if wanted > left:
             raise OutOfPages(wanted, left)
         pool.share(found)
-        # Those that were found are nobody's to take from here on.
+        # Nobody can take the pages that were found from here on.
         source_pages = None if source is None else self._sources.admit(source, of_source)
         length = len(found) * self.page_size
         found_tokens = length + (source_pages.tokens if source_pages and of_source else 0)
@@ -179,9 +180,9 @@ class KvCache:
     def advance(
         self, sequence: SequencePages, token_ids: Sequence[int], length: int | None = None
     ) -> None:
-        """The first `length` (default: all) of `token_ids` are stored now. Pages that became full
-        are found from now on; where an equal one was found before, it replaces the sequence's own.
-        """
+        """Takes note that the first `length` (default: all) of `token_ids` are stored. Pages that
+        became full are found from now on; where an equal one was found before, it replaces the
+        sequence's own."""
         length = len(token_ids) if length is None else length
         most = min(len(token_ids), len(sequence.table) * self.page_size)
         if not sequence.length <= length <= most:
@@ -194,13 +195,13 @@ class KvCache:
         sequence.length = length
 
     def store_source(self, source: SourcePages) -> None:
-        """The encoder pass that fills these pages was computed."""
+        """Takes note that the encoder pass that fills these pages was computed."""
         self._sources.store(source)
         self.live_tokens += source.tokens * source.readers
 
     def fork(self, sequence: SequencePages) -> SequencePages:
         """A second sequence with the same stored tokens in the same pages; each `reserve`s before
-        it writes. Pages reserved but empty stay with the first; a source is of both."""
+        it writes. Pages reserved but empty stay with the first; both have the source."""
         table = sequence.table[: self._pages_for(sequence.length)]
         self._pool.share(table)
         self.live_tokens += sequence.length
@@ -210,16 +211,16 @@ class KvCache:
         return SequencePages(sequence.names.copy(), table, sequence.length, sequence.source)
 
     def begin_beams(self, sequence: SequencePages) -> list[int]:
-        """All tokens of the sequence are stored, and beams go on from them. Returns its pages, of
-        which the last is theirs to write and to release where it is not full."""
+        """Begins the beams of a sequence, of which all tokens are stored. Returns its pages, of
+        which the last is the beams' to write and to release where it is not full."""
         pages = sequence.table.tolist()
         if sequence.length % self.page_size:
             sequence.beam_pages.add(sequence.table.pop())
         return pages
 
     def reserve_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> None:
-        """The next fork of the beams of each may take so many. OutOfPages, and no change, when
-        there are too few."""
+        """Reserves pages[i] pages for the next fork of the beams of sequences[i]. OutOfPages, and
+        no change, when there are too few."""
         wanted = sum(pages)
         if wanted > self.available:
             raise OutOfPages(wanted, self.available)
@@ -228,8 +229,8 @@ class KvCache:
             sequence.reserved += count
 
     def take_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> list[int]:
-        """Of each so many of those that are reserved, the rest of which is available to others
-        again; ValueError when there are not as many."""
+        """Takes pages[i] of the pages that are reserved for sequences[i], the rest of which is
+        available to others again; ValueError when there are not as many."""
         reserved = [sequence.reserved for sequence in sequences]
         for count, most in zip(pages, reserved, strict=True):
             if count > most:
@@ -244,7 +245,7 @@ class KvCache:
         return taken
 
     def release_of_beams(self, sequence: SequencePages, pages: Sequence[int]) -> None:
-        """Pages that its beams have and need no more."""
+        """Releases pages that the sequence's beams need no more."""
         sequence.beam_pages.difference_update(pages)
         self._pool.release(pages)
 
@@ -254,7 +255,7 @@ class KvCache:
         pasts: Sequence[Sequence[int]],
         tables: Sequence[Sequence[int]],
     ) -> None:
-        """The beams stop, to go on from `pasts` when they are readmitted; `tables`: the pages that
+        """Stops beams, which go on from `pasts` when they are readmitted; `tables`: the pages that
         hold them. The full ones are released and stay findable until others need the room."""
         if not self.prefix_caching:
             return
@@ -279,12 +280,13 @@ class KvCache:
         spare: int = 0,
         source: Source | None = None,
     ) -> tuple[SequencePages, list[SequencePages], list[int | None]]:
-        """Beams that were suspended begin again to store their `pasts`, of equal lengths, each with
-        the prompt. As `admit`: pages that are found, pages for the rest, and for the fork behind.
+        """Readmits beams that were suspended, which begin again to store their `pasts`, of equal
+        lengths, each with the prompt. As `admit`: pages that are found, pages for the rest, and for
+        the fork after them.
 
-        Returns the pages of the whole search; of each past its table, of which `length` tokens
-        need not be computed; and the number of the past that computes those of them which are not
-        stored yet, if any. OutOfPages as `admit`.
+        Returns the pages of the whole search; for each past its table, of which `length` tokens
+        need not be computed; and for each past the index of the one that computes those of them
+        which are not stored yet, or None. OutOfPages as `admit`.
         """
         stored = len(pasts[0])
         full, partial = divmod(stored, self.page_size)
@@ -302,7 +304,7 @@ class KvCache:
         if wanted > self.available - spare:
             raise OutOfPages(wanted, self.available - spare)
         tree.share(self._pool)
-        # Those that were found, the source's too, are nobody's to take from here on.
+        # Nobody can take the pages that were found, the source's too, from here on.
         source_pages = None if source is None else self._sources.admit(source, of_source)
         tables = tree.take(self._pool)
         found_tokens = 0 if source_pages is None else source_pages.tokens
@@ -319,17 +321,17 @@ class KvCache:
         return pages, each, [branch.after for branch in tree.branches]
 
     def resume_beams(self, sequence: SequencePages, prompt_tokens: int) -> None:
-        """All pasts of beams that were readmitted are stored."""
+        """Takes note that all pasts of beams that were readmitted are stored."""
         self.live_tokens += prompt_tokens
         sequence.length = prompt_tokens
 
     def advance_beams(self, tokens: int) -> None:
-        """Running beams have stored so many tokens more, each its own counted, or fewer, where some
-        run no more."""
+        """Adds `tokens` that running beams have stored, each its own counted; less than 0 where
+        some run no more."""
         self.live_tokens += tokens
 
     def release(self, sequence: SequencePages, beam_tokens: int = 0) -> None:
-        """Frees the sequence's pages and its beams', which had stored so many tokens; it is empty
+        """Frees the sequence's pages and its beams', which had stored `beam_tokens`; it is empty
         afterwards. Full pages stay findable until others need the room; the later ones of a
         sequence are evicted before the earlier."""
         self.releases += 1

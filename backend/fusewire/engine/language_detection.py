@@ -24,7 +24,7 @@ class LanguageDetection:
         self.begun, self.cancel = self._chain.begun, self._chain.cancel
 
     def heard(self, event: Event) -> None:
-        """In the engine's thread."""
+        """Takes an event of the first request, in the engine's thread."""
         if isinstance(event, FusewireError):
             self._callback(event)
             return
@@ -38,5 +38,5 @@ class LanguageDetection:
             self._callback(failure(error))
 
     def num_output_tokens(self) -> int:
-        """Of the second request."""
+        """Tokens that the second request has generated so far."""
         return self._chain.num_output_tokens() if self._heard else 0

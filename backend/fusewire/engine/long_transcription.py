@@ -34,20 +34,21 @@ class LongSound:
 
     @property
     def positions(self) -> int:
-        """That the encoder makes of it."""
+        """Positions that the encoder makes of it."""
         return -(-self.frames // self.frames_per_position)
 
     def at(self, frame: int) -> NDArray[np.float32]:
-        """The window from there on; what is missing behind the end is 0, as transformers has it."""
+        """The window [window, bins] from `frame` on; what is missing after the end is 0, as
+        transformers has it."""
         heard = self.features[frame : frame + self.window]
         return np.pad(heard, ((0, self.window - len(heard)), (0, 0)))
 
     def heard_from(self, frame: int) -> int:
-        """Frames of it in the window from there on."""
+        """Frames of the sound in the window from `frame` on."""
         return min(self.window, self.frames - frame)
 
     def windows_from(self, frame: int) -> int:
-        """At least, to its end."""
+        """How many windows there are from `frame` to the end, at least."""
         return -(-(self.frames - frame) // self.window)
 
 
@@ -59,7 +60,7 @@ class LongTranscription:
     sound: LongSound
     speech: SpeechTokens
     text: TextStream
-    # Submits the request for a window that begins at a frame, behind the tokens of those before;
+    # Submits the request for a window that begins at a frame, after the tokens of those before;
     # `heard` gets its events.
     write: Callable[[int, Sequence[int]], Link]
     callback: Callable[[Event], None]
@@ -67,14 +68,14 @@ class LongTranscription:
 
     chain: RequestChain = field(init=False, default_factory=RequestChain)
     _frame: int = field(init=False, default=0)  # where the window that is heard begins
-    _tokens: list[int] = field(init=False, default_factory=list)  # of that window
-    _kept: int = field(init=False, default=0)  # tokens of those before
-    _written: list[int] = field(init=False, default_factory=list)  # the same, as text goes on
-    _cached: int = field(init=False, default=0)  # positions
+    _tokens: list[int] = field(init=False, default_factory=list)  # tokens of that window
+    _kept: int = field(init=False, default=0)  # number of tokens of the windows before
+    _written: list[int] = field(init=False, default_factory=list)  # these tokens, to go on from
+    _cached: int = field(init=False, default=0)  # positions found in the prefix cache
     _logprob: float = field(init=False, default=0.0)
 
     def heard(self, event: Event) -> None:
-        """In the engine's thread."""
+        """Takes an event of a window's request, in the engine's thread."""
         if isinstance(event, FusewireError):
             self.callback(event)
             return
@@ -90,14 +91,15 @@ class LongTranscription:
             self.callback(failure(error))
 
     def _write(self) -> Link:
-        """The next window; what was drawn wildly is not gone on from."""
+        """Submits the next window; it does not go on from text that was drawn at a high
+        temperature."""
         return self.write(self._frame, () if self.temperature >= TOO_HOT else self._written)
 
     def num_output_tokens(self) -> int:
         return self._kept + self.chain.num_output_tokens()
 
     def _ended(self, last: Delta) -> Delta:
-        """What a window adds; the next one begins behind it."""
+        """The delta with what a window adds; the next one begins after it."""
         sound, speech = self.sound, self.speech
         if last.temperature is not None:
             self.temperature = last.temperature
@@ -116,7 +118,7 @@ class LongTranscription:
             frames = sound.frames_per_position * window.advance
         self._frame += frames
         self._kept += len(kept)
-        # Of the timestamps that end a part and begin the next one.
+        # Where a part ends and the next begins, only the first of the two timestamps.
         self._written += kept if window.advance is None else kept[:-1]
         self._cached = min(self._cached + last.num_cached_tokens, sound.positions)
         self._logprob += last.cumulative_logprob

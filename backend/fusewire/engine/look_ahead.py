@@ -1,11 +1,11 @@
-"""The step behind the one whose tokens are being read.
+"""The step after the one whose tokens are being read.
 
 A GPU would wait while the host reads tokens, tells them and prepares the next step. Where the same
 sequences go on with one token each, as in most steps, the next step needs of these tokens nothing
 but to have them on the device, where they are: positions, pages and random counters are known. So
 it is given to the device first and runs meanwhile. A sequence that ends by a token that is read
-later has a row in it that nobody reads: what the row stores lies behind the sequence's tokens, in
-pages that others get only by work that is given to the device later. The step behind that has the
+later has a row in it that nobody reads: what the row stores lies after the sequence's tokens, in
+pages that others get only by work that is given to the device later. The step after that has the
 rows of the others alone, whose tokens the device gathers, as it does those of sequences whose
 prompts are complete. Where all end by their length there is no next step.
 
@@ -13,7 +13,7 @@ The same holds for searches that the model alone decides, but for biases and ban
 in every step: the device forks their beams by itself (`beams_ahead`).
 
 All else (steps that begin sequences or go on with a prompt, beams beside others, penalties and bans
-that look back at tokens, the step behind a token that is forced, pages that are short, searches
+that look back at tokens, the step after a token that is forced, pages that are short, searches
 where all are or others wait for their slots) waits for the tokens, as every step does on a CPU,
 which computes in the thread that would read them.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fusewire.models.decoder_cache import DecoderCache
 
 _log = logging.getLogger(__name__)
-# Behind a step that could not be begun: every step waits for the tokens before it.
+# Seconds after a step that could not be begun in which every step waits for the tokens before it.
 _PAUSE_S = 60.0
 
 
@@ -54,7 +54,7 @@ class Ahead:
 
 
 class LookAhead:
-    """At most one step ahead, of one model with one cache."""
+    """Gives the device at most one step ahead, for one model with one cache."""
 
     def __init__(
         self,
@@ -81,9 +81,8 @@ class LookAhead:
         owners: Mapping[GenerationSequence, tuple[Generation, Branch]],
         now: float,
     ) -> Step:
-        """Behind a step that is `done`, whose draws, of the sequences that were `drawn` for, are
-        not read: gives the device the next one where that can be known. Returns it, or an empty
-        one."""
+        """Gives the device the step after one that is `done`, where it can be known; the `draws` of
+        that one, for the sequences `drawn`, are not read yet. Returns the step, or an empty one."""
         before = step.decodes.rows
         if now < self._paused_until or sampling.tops or not sampling.draws_ahead:
             return Step()
@@ -105,7 +104,7 @@ class LookAhead:
         return step
 
     def begin_beams(self, step: Step, found: FoundBeams, now: float) -> Step:
-        """The same behind a step of groups alone, what it found for whom is not read."""
+        """As `begin`, after a step of groups alone, of which what it `found` is not read yet."""
         if now < self._paused_until or not self._beam_groups.forks_alone(found):
             return Step()
         step = self._scheduler.plan_ahead(step, now) or Step()
@@ -119,9 +118,10 @@ class LookAhead:
         return step
 
     def _pause(self, error: Exception, now: float) -> None:
-        """No request ends by it: the step is planned again behind the tokens before it, which may
-        be at fault (a CPU refuses the id of a row that has none), and ends whom it concerns if it
-        fails then. Nor is each of the next steps tried twice."""
+        """Looks ahead no more for a while. No request ends by the error: the step is planned again
+        after the tokens before it, which may be at fault (a CPU refuses the id of a row that has
+        none), and ends whom it concerns if it fails then. Nor is each of the next steps tried
+        twice."""
         self._paused_until = now + _PAUSE_S
         _log.warning(
             "a step could not be begun ahead of the tokens before it, got %s: %s; it is computed "
@@ -138,7 +138,7 @@ class LookAhead:
         return ahead
 
     def drop(self) -> None:
-        """Forgets it: it is not the one that comes."""
+        """Forgets the step: it is not the one that comes."""
         self._ahead = None
 
     def drop_ended(self) -> None:

@@ -151,7 +151,7 @@ class MicroBatches:
         now = time.perf_counter()
         tokens, squares = given.batch.tokens, given.squares
         self.counts.predicted_seconds += self._costs.seconds(tokens, squares)
-        # Its turn, with what the host did for it: that is what those behind it wait for.
+        # Its turn, with what the host did for it: that is what those after it wait for.
         self._costs.observe(tokens, squares, now - self._free_since)
         self._free_since = now
         self.counts.sequences += len(given.members)
@@ -162,8 +162,9 @@ class MicroBatches:
             self._computed(len(given.members))
 
     def _failed(self, error: Exception, members: list[Member], retry: bool) -> None:
-        """Out of memory is tried once more in two halves, later: this error's traceback still holds
-        the tensors of the first attempt. Anything else fails the requests of the micro-batch."""
+        """Handles an error. Out of memory is tried once more in two halves, later: this error's
+        traceback still holds the tensors of the first attempt. Anything else fails the requests of
+        the micro-batch."""
         self._progress.fail()
         if retry and isinstance(error, MemoryError) and len(members) > 1:
             _log.warning("out of memory on %d sequences, trying again in halves", len(members))
@@ -179,6 +180,6 @@ class MicroBatches:
 
 
 def _is_finite(result: Any) -> bool:
-    """Of what a head gives for a sequence: an array, or several."""
+    """Whether what a head gives for a sequence, an array or several, is finite."""
     arrays = result if isinstance(result, tuple) else (result,)
     return all(np.isfinite(array).all() for array in arrays)

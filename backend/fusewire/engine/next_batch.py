@@ -10,19 +10,19 @@ from fusewire.engine.costs import CostTable
 from fusewire.engine.request import Work
 from fusewire.engine.scheduler import Limits, Turn, deal, free_to_choose, split
 
-# A micro-batch of the waiting is as large as is computed in this time: so long may those wait that
-# come meanwhile.
+# A micro-batch of the waiting is as large as is computed in this time, which those that come
+# meanwhile may have to wait.
 MICRO_BATCH_S = 0.1
-# Of a request's time so many micro-batches are left free: the one that runs when it comes, and its
+# Micro-batches that are left free of a request's time: the one that runs when it comes, and its
 # own. With less, what is due next leaves room for small ones only, which take longer per token, so
 # that still less is left.
 _FREE_MICRO_BATCHES = 2
-# So many sequences are worth planning how to split.
+# Most sequences for which it is worth planning how to split them.
 _MOST_SPLIT = 64
 
 
 def margin_s(costs: CostTable) -> float:
-    """What admission leaves free of a request's time, so that large micro-batches make none
+    """Seconds of a request's time that admission leaves free, so that large micro-batches make none
     late."""
     return _FREE_MICRO_BATCHES * min(MICRO_BATCH_S, costs.largest_s)
 
@@ -36,9 +36,10 @@ def next_batch(
     served: Mapping[str, float],
     others_due: float = inf,
 ) -> list[Work]:
-    """Whose next sequence the next micro-batch takes, one after the other, of works in order of
-    what is due. `slack_s`: how much later all that waits may begin, with none late; `served`: the
-    seconds that each tenant had; `others_due`: from when on others are due that wait as well.
+    """The works whose next sequence the next micro-batch takes, one for each sequence. `ready`:
+    works in order of what is due. `slack_s`: seconds by which all that waits may begin later, with
+    none late; `served`: the seconds that each tenant had; `others_due`: when the first is due of
+    others that wait as well.
 
     While there is slack for a batch that is large enough to be efficient, tenants, priorities and
     requests share it (`deal`). Where there is less, those share it that are due before it gets
@@ -82,8 +83,8 @@ def _following(turns: Sequence[Turn], taken: int, limits: Limits) -> list[int]:
 def _split(
     turns: Sequence[Turn], dealt: list[int], dues: Sequence[float], costs: CostTable
 ) -> list[int]:
-    """The first of the batches into which all that waits is best split; none where a token costs
-    about the same in any."""
+    """The first of the batches into which all that waits is best split; all of it where a token
+    costs about the same in any."""
     if costs.linear or not 1 < len(dealt) <= _MOST_SPLIT:
         return dealt
     following = [iter(turn.lengths) for turn in turns]

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class OpenRequests:
-    """Of one model. Every call from one thread."""
+    """The open requests of one model. Every call from one thread."""
 
     def __init__(
         self, scheduler: GenerationScheduler, admission: Admission, beam_groups: BeamGroups
@@ -33,7 +33,7 @@ class OpenRequests:
         self._order = count()
 
     def add(self, generation: Generation, sequence: GenerationSequence) -> None:
-        """Of which this is the sequence of the first branch."""
+        """Adds a request, by the sequence of its first branch."""
         self.own(generation, generation.branches[0], sequence)
         if sequence.deadline is not None:
             heappush(self._deadlines, (sequence.deadline, next(self._order), generation))
@@ -46,7 +46,7 @@ class OpenRequests:
         self.owners[sequence] = (generation, branch)
 
     def end(self, generation: Generation, branch: Branch) -> None:
-        """A branch is over: its slot and pages are free on return."""
+        """Ends a branch: its slot and pages are free on return."""
         if branch.open:
             branch.open = False
             generation.open -= 1
@@ -72,7 +72,7 @@ class OpenRequests:
                 _log.exception("a callback failed")
 
     def fail_late(self, now: float) -> None:
-        """Ends those whose deadlines are over."""
+        """Ends requests whose deadlines are over."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self.fail(heappop(self._deadlines)[2], DeadlineExceeded(TOO_LATE))
 

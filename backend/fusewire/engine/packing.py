@@ -32,7 +32,7 @@ class Packed(NamedTuple):
 
 
 def pack_ahead(decodes: Decodes) -> StepBatch:
-    """Decodes whose tokens nobody has read: zeros in their place."""
+    """The batch of decodes whose tokens nobody has read: zeros are in their place."""
     if decodes.rows.sources is None:
         decodes.rows.sources = _source_table(decodes.rows.sequences)
     unread = np.zeros(len(decodes.rows.sequences), np.int64)
@@ -42,8 +42,8 @@ def pack_ahead(decodes: Decodes) -> StepBatch:
 def pack_forked(
     rows: StepRows, counts: NDArray[np.int32], tokens: Tensor, block_table: Tensor
 ) -> StepBatch:
-    """The step behind one of these rows, with so many beams of each sequence, whose tokens and
-    block table are on the device alone."""
+    """The batch of the step after one of these rows, with counts[i] beams of sequence i, whose
+    tokens and block table are on the device alone."""
     positions = (rows.positions + 1).repeat(counts)
     unread = np.zeros(len(positions), np.int64)
     table = np.zeros(block_table.shape, np.int32)
@@ -52,7 +52,7 @@ def pack_forked(
 
 
 def pack_behind(batch: StepBatch, tokens: Tensor, block_table: Tensor) -> StepBatch:
-    """The step behind one of `pack_forked`, of the same rows."""
+    """The batch of the step after one of `pack_forked`, with the same rows."""
     return StepBatch(
         input_ids=batch.input_ids,
         positions=batch.context_lengths,
@@ -68,7 +68,7 @@ def pack_behind(batch: StepBatch, tokens: Tensor, block_table: Tensor) -> StepBa
 
 
 def pack(step: Step) -> Packed:
-    """The tokens of decodes, of prompts and of beams, in this order."""
+    """Packs a step: the tokens of decodes, of prompts and of beams, in this order."""
     parts: list[StepBatch] = []
     sampled = [*step.decodes.rows.sequences]
     groups: list[GenerationSequence] = []
@@ -118,7 +118,7 @@ def _prompts(chunks: list[Chunk]) -> Packed:
     lengths = np.array(contexts, np.int32)
     shifts = (lengths - offsets[1:]).repeat(offsets[1:] - offsets[:-1])  # from rows to positions
     batch = StepBatch(
-        # In half the time that numpy takes for a list.
+        # It takes half the time that numpy takes for a list.
         input_ids=np.frombuffer(array("q", ids), np.int64),
         positions=np.arange(len(ids), dtype=np.int32) + shifts,
         cu_seqlens=offsets,
@@ -146,14 +146,14 @@ def _beams(groups: list[GenerationSequence]) -> StepBatch:
 
 
 def _beams_together(step: StepRows) -> StepBatch:
-    """Of groups that are, in this order, all that took the last one together."""
+    """As `_beams`, of groups that are, in this order, all that took the last step together."""
     counts = step.counts
     sources = sources_of(step, counts)
     return _one_each(step.tokens, step.positions.repeat(counts), step.block_table, sources)
 
 
 def sources_of(step: StepRows, counts: NDArray[np.int32]) -> SourceTable | None:
-    """Of rows, so many of each sequence."""
+    """The sources of rows, counts[i] of sequence i; None without an encoder."""
     made = step.sources
     if made is None or not (made[0] is counts or np.array_equal(made[0], counts)):
         made = counts, _repeated(_source_table(step.sequences), counts)
@@ -168,7 +168,7 @@ def _one_each(
     block_table: NDArray[np.int32],
     sources: SourceTable | None,
 ) -> StepBatch:
-    """Of sequences of one token each."""
+    """A batch of sequences of one token each."""
     rows_and_end = np.arange(tokens.size + 1)
     return StepBatch(
         input_ids=tokens,
@@ -182,7 +182,7 @@ def _one_each(
 
 
 def _end_to_end(parts: list[StepBatch]) -> StepBatch:
-    """One or more."""
+    """One batch of one part or more."""
     if len(parts) == 1:
         return parts[0]
     begins = [0, *accumulate(part.tokens for part in parts)]
@@ -212,7 +212,7 @@ def _end_to_end(parts: list[StepBatch]) -> StepBatch:
 
 
 def _repeated(sources: SourceTable | None, counts: NDArray[np.int32]) -> SourceTable | None:
-    """A row for each of a group's beams."""
+    """The sources with counts[i] rows for row i: one for each of a group's beams."""
     if sources is None:
         return None
     return SourceTable(sources.lengths.repeat(counts), sources.block_table.repeat(counts, axis=0))
@@ -231,7 +231,7 @@ def pack_sources(step: Step) -> SourceBatch:
 
 
 def _source_table(sequences: Sequence[GenerationSequence]) -> SourceTable | None:
-    """None of no sequences, and of a model without an encoder, none of which has a source."""
+    """The sources of sequences; None without any sequences, and for a model without an encoder."""
     if not sequences or sequences[0].source is None:
         return None
     lengths = [0 if each.source is None else len(each.source) for each in sequences]

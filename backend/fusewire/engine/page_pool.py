@@ -59,7 +59,7 @@ class PagePool:
         return self._owners[page]
 
     def idle_among(self, pages: Iterable[int]) -> int:
-        """How many of them `share` takes from what is available."""
+        """How many of the pages `share` takes from what is available."""
         return sum([not self._owners[page] for page in pages])
 
     def find(self, name: bytes) -> int | None:
@@ -67,8 +67,8 @@ class PagePool:
         return self._by_name.get(name)
 
     def take(self, count: int) -> list[int]:
-        """So many pages without names, each with one owner now. OutOfPages when there are fewer,
-        reserved ones included."""
+        """Takes `count` pages without names, each with one owner now. OutOfPages when there are
+        fewer, reserved ones included."""
         there = len(self._free)
         if count > there + len(self._idle):
             raise OutOfPages(count, there + len(self._idle))
@@ -95,14 +95,14 @@ class PagePool:
         return page
 
     def share(self, pages: Iterable[int]) -> None:
-        """One owner more of each, owned or idle."""
+        """Adds an owner to each page, owned or idle."""
         for page in pages:
             if not self._owners[page]:
                 del self._idle[page]
             self._owners[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """One owner less of each; without owners a named page is idle, any other free."""
+        """Takes an owner from each page; without owners a named page is idle, any other free."""
         owners, names, free = self._owners, self._names, self._free
         for page in pages:
             owners[page] = left = owners[page] - 1

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 
-# Times what work of this size took: the machine may be busy with something else now.
+# Work may take this many times what work of its size took before: the machine may be busy with
+# something else now.
 _ALLOWANCE = 10
-# Of the first work, which is the model's warm-up.
+# Limit of the first work, which is the model's warm-up.
 _FIRST_S = 600.0
 # A hang is found within this time, however slow the model has been.
 _MOST_S = 3600.0
@@ -19,23 +20,23 @@ _DECAY = 0.95
 
 
 class Progress:
-    """Of one engine. The thread that computes writes it, any thread reads it."""
+    """The progress of one engine. The thread that computes writes it, any thread reads it."""
 
     def __init__(self) -> None:
         self.tokens = 0  # computed since the start
         self.due: float | None = None  # by time.monotonic(); None where nothing is computed
-        self._tokens = 0  # of the work in hand
+        self._tokens = 0  # tokens of the work in hand
         self._began = 0.0
         self._longest_s: dict[int, float] = {}  # by the bits of the number of tokens
 
     def begin(self, tokens: int) -> None:
-        """So many tokens are being computed."""
+        """Work of `tokens` begins."""
         self._tokens = tokens
         self._began = time.monotonic()
         self.due = self._began + self.limit_s(tokens)
 
     def end(self, tokens: int) -> None:
-        """They are computed, `tokens` of them to be counted."""
+        """The work in hand is computed; `tokens` of it are counted."""
         bits = self._tokens.bit_length()
         took = time.monotonic() - self._began
         self._longest_s[bits] = max(took, _DECAY * self._longest_s.get(bits, 0.0))
@@ -43,12 +44,12 @@ class Progress:
         self.due = None
 
     def fail(self) -> None:
-        """They will not be computed."""
+        """The work in hand will not be computed."""
         self.due = None
 
     def limit_s(self, tokens: int) -> float:
-        """The longest that so many tokens may take. Where there were never so many, it grows with
-        their number from what fewer took: a few take the longest per token."""
+        """Seconds that work of `tokens` may take. Where there was never so much, it grows with
+        their number from what less took: small work takes the longest per token."""
         if not self._longest_s:
             return _FIRST_S
         bits = tokens.bit_length()

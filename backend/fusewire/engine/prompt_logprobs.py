@@ -62,8 +62,8 @@ class PromptLogprobs:
             yield entry
 
     def fill(self, begin: int, columns: Sequence[NDArray[np.generic]]) -> None:
-        """What the logits at positions `begin` on say: log-probabilities and ranks of the tokens
-        that follow, ids [n, k or more] and log-probabilities of the likeliest."""
+        """Fills in what the logits at positions `begin` on say: log-probabilities and ranks of the
+        tokens that follow, ids [n, k or more] and log-probabilities of the likeliest."""
         some = slice(begin, begin + len(columns[0]))
         logprobs, ranks, ids, tops = columns
         self._logprobs[some], self._ranks[some] = logprobs, ranks
@@ -94,7 +94,8 @@ class PromptScorer:
         parts: Sequence[PromptRows],
         logits: Callable[[NDArray[np.int64]], kernels.Tensor],
     ) -> None:
-        """`logits`: [rows, vocabulary] of rows of the step that the parts are of."""
+        """Fills the entries of the `parts` of one step. `logits`: gives the logits [rows,
+        vocabulary] of some of its rows."""
         rows = np.concatenate([np.arange(part.row, part.row + part.tokens) for part in parts])
         followers = np.concatenate(
             [part.of.token_ids[part.begin : part.begin + part.tokens] for part in parts]

@@ -17,11 +17,12 @@ class Ticket(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """By time.monotonic(): its own, else that of the model's `slo_ms`, if there is one."""
+        """The request's own deadline, by time.monotonic(), else that of the model's `slo_ms`, if
+        there is one."""
 
     def cancel(self) -> None:
-        """From any thread. What has not ended soon does, with the error Cancelled, or, of generated
-        text, with that finish_reason."""
+        """Cancels the request, from any thread. What has not ended soon does, with the error
+        Cancelled."""
 
 
 class Engine(Protocol[Asked, Event]):
@@ -41,9 +42,9 @@ class Engine(Protocol[Asked, Event]):
         """
 
     def together(self) -> AbstractContextManager[None]:
-        """What this thread submits within it came together. This thread may work on it at the end:
-        some have their answer then."""
+        """Requests that this thread submits within it came together. The thread may compute them at
+        the end: some have their answer then."""
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Takes no more requests, works for so long on those it has, and ends the rest. Every
-        request has its last event on return."""
+        """Takes no more requests, works on those it has for at most `drain_seconds`, and ends the
+        rest. Every request has its last event on return."""

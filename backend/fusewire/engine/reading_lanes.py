@@ -10,9 +10,9 @@ from fusewire.engine.request import Work
 from fusewire.tasks.task import Reader
 from fusewire.text.work_queue import LONG_CHARACTERS, MOST_WAITING, WorkQueue
 
-# Of texts that the submitting thread tokenises itself: about a millisecond's work.
+# Most characters of texts that the submitting thread tokenises itself: about a millisecond's work.
 SHORT_CHARACTERS = 2048
-# Of a request's encoded images: about a second's work of a core.
+# Pixels of a request's encoded images beyond which it is heavy: about a second's work of a core.
 LONG_PIXELS = 1 << 25
 _MOST_WAITING = 1024
 _MOST_LARGE_IMAGES = 64
@@ -29,14 +29,14 @@ class Lane:
         self.queue = WorkQueue(what, most_waiting, threads=engine.reading_threads)
 
     def reader(self) -> Reader:
-        """Made when the first request comes: tokenizers take memory."""
+        """The lane's reader, made when the first request comes: tokenizers take memory."""
         with self._lock:
             if self._reader is None:
                 self._reader = self._engine.new_reader()
             return self._reader
 
     def close(self) -> None:
-        """When all that it reads has ended."""
+        """Ends the lane's threads, when all that it reads has ended."""
         self.queue.close(0.0)
         with self._lock:
             if self._reader is not None:

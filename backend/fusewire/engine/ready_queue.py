@@ -20,13 +20,13 @@ class ReadyQueue(TenantQueues[Work]):
         super().__init__(lambda work: work.request.tenant, _due)
 
     def first(self, most: int) -> list[Work]:
-        """Those with the earliest deadlines, of each tenant as many; of a tenant's equal ones who
-        came first."""
+        """The works with the earliest deadlines, `most` in all and as many of each tenant, at least
+        one; of a tenant's equal ones those that came first."""
         own = self._of_each(most)
         return list(merge(*(islice(queue, own) for queue in self.queues.values()), key=_due))
 
     def first_left_out(self, most: int) -> float:
-        """The earliest due of those that `first` leaves out; inf where there are none."""
+        """When the first of those is due that `first` leaves out; inf where there are none."""
         own = self._of_each(most)
         return min((q[own].due for q in self.queues.values() if len(q) > own), default=inf)
 

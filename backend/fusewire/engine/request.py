@@ -40,7 +40,7 @@ class Request:
 
     @property
     def characters(self) -> int:
-        """Of its texts: what tokenising takes time for."""
+        """The length of its texts in bytes: what tokenising takes time for."""
         return sum(
             len(text)
             for name, array in self.inputs.items()
@@ -64,25 +64,25 @@ class Work:
     arrived: float = field(default_factory=time.monotonic)
     cancelled: bool = False  # set from any thread
     due: float = inf  # by time.monotonic(), when it should be answered: the order of those waiting
-    reserved: Reservation | None = None  # of the engine's time
+    reserved: Reservation | None = None  # its reservation of the engine's time
     taken_at: float = 0.0  # by time.monotonic()
     expected: Expected | None = None  # before it is tokenised
-    lane: object = None  # that tokenises it; None: the thread that submits it
+    lane: object = None  # the one that tokenises it; None: the thread that submits it
     query: Query | None = None  # once read
     items: list[Item] = field(default_factory=list)  # once tokenised: its sequences, in order
-    given: int = 0  # of the items: computed, or about to be
+    given: int = 0  # items that are computed, or about to be
     results: dict[int, Any] = field(default_factory=dict)  # what the head found, by item
     answer: Answer | None = None
     ended: bool = False  # it was called back
 
     @property
     def lengths_left(self) -> list[int]:
-        """In tokens, of the sequences that were not given to the device yet."""
+        """Lengths in tokens of the sequences that were not given to the device yet."""
         return [len(item.tokens) for item in self.items[self.given :]]
 
     @property
     def predicted_s(self) -> float:
-        """Of what was not given to the device yet."""
+        """Predicted seconds of what was not given to the device yet."""
         return self.reserved.seconds if self.reserved else 0.0
 
     @property
@@ -101,8 +101,8 @@ class Counts:
     `graph_hits`: micro-batches that replayed a recorded forward; `graph_misses`: those small enough
     for one, whose shape was not recorded yet. `compute_seconds` leaves out what the device did
     while texts were tokenised; `predicted_seconds` is what the cost table predicted for the
-    micro-batches. `queue_seconds`: of each request whose first sequence was given to the device,
-    how long it had waited for that.
+    micro-batches. `queue_seconds`: how long each request whose first sequence was given to the
+    device had waited for that.
     """
 
     sequences: int = 0

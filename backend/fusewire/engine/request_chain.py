@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Link(Protocol):
-    """The ticket of one of them."""
+    """The ticket of one request of a chain."""
 
     @property
     def cancel(self) -> Callable[[], None]: ...
@@ -24,12 +24,13 @@ class RequestChain:
         self._cancelled = False
 
     def begun(self, first: Link) -> None:
-        """Before the first request's ticket is given away; it may have ended."""
+        """Takes the first request, before its ticket is given away; it may have ended."""
         with self._lock:
             self._current = self._current or first
 
     def follow(self, submit: Callable[[], Link]) -> None:
-        """The next one, in the engine's thread, which computes nothing of it meanwhile."""
+        """Submits the next request, in the engine's thread, which computes nothing of it
+        meanwhile."""
         following = submit()
         with self._lock:
             self._current = following
@@ -38,7 +39,7 @@ class RequestChain:
             following.cancel()
 
     def cancel(self) -> None:
-        """From any thread; the one that runs ends, and none follows it."""
+        """Cancels the request that runs, from any thread; none follows it."""
         with self._lock:
             self._cancelled = True
             current = self._current
@@ -46,6 +47,6 @@ class RequestChain:
             current.cancel()
 
     def num_output_tokens(self) -> int:
-        """So far, of the one that runs."""
+        """Tokens that the request that runs has generated so far."""
         current = self._current
         return 0 if current is None else current.num_output_tokens()

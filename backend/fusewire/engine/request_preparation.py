@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 # Weights of a text's alignment, of which the answer has a number each: target x source tokens.
 _MOST_WEIGHTS = 1 << 22
-_SILENCE = Silence()  # of all texts that nobody wants
-Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
+_SILENCE = Silence()  # shared by all texts that nobody wants
+Forced = dict[int, tuple[int, ...]]  # place among new tokens -> the tokens of which one comes there
 
 
 class RequestPreparation:
-    """For one model folder, in any thread."""
+    """Prepares requests for one model folder, in any thread."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RequestPreparation:
         max_batch_tokens: int,
         check: Callable[[GenerationSequence], None],
     ) -> None:
-        """`check`: InvalidInput for a sequence that could never run."""
+        """`check`: raises InvalidInput for a sequence that could never run."""
         self._model = model
         self._encodes = isinstance(model, Seq2SeqModel)
         self._limits = limits
@@ -69,10 +69,11 @@ class RequestPreparation:
         place: Place,
         spoken: Spoken | None = None,
     ) -> tuple[Generation, GenerationSequence]:
-        """InvalidInput where it could never run, or asks for what the model cannot do."""
+        """A request's generation, and the sequence of its first branch. InvalidInput where it could
+        never run, or asks for what the model cannot do."""
         parameters = request.parameters
         rules = self._rules.of(parameters)
-        begun, bos = rules.begun, rules.bos  # of the text
+        begun, bos = rules.begun, rules.bos  # what the text begins with
         ids, source, most = [*begun], None, prompt.max_new_tokens
         read: Sequence[int] = ()
         forced: Forced = {}
@@ -166,7 +167,7 @@ class RequestPreparation:
                 most,
                 forced_end=forced_end,
             )
-            own = first  # that of a search is of all its texts
+            own = first  # all texts of a search share it
             if index and rules.search is None:
                 own = first.fork(seed_of(first.seed, index))
             branches.append(Branch(continuation, own, quiet, asked=tells == "asked"))
@@ -194,7 +195,7 @@ def _sampling(
     forced: Forced,
     spoken: Spoken | None,
 ) -> SamplingState:
-    """Of a request's first text, or of its search."""
+    """The sampling state of a request's first text, or of its search."""
     parameters = rules.parameters
     seed = 0 if parameters.seed is None else parameters.seed
     if parameters.seed is None and not parameters.greedy:  # others draw nothing
@@ -213,8 +214,8 @@ def _sampling(
 def _forced(
     bos: int | None, eos: Sequence[int] | None, most: int, suppressed: Sequence[int]
 ) -> Forced:
-    """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
-    InvalidInput where they are all `suppressed`, as transformers refuses it."""
+    """Forced tokens by their place among `most` new ones. Where there is but one, transformers
+    forces the end. InvalidInput where they are all `suppressed`, as transformers refuses it."""
     wanted = {} if bos is None else {0: [bos]}
     if eos:
         wanted[most - 1] = [*eos]

@@ -9,12 +9,12 @@ from fusewire.engine.sampling import SamplingRows
 
 
 class Owners:
-    """Those to whom a step's rows of logits belong, in order; of sequences that take one token each
-    for as many steps as these stay the same. What is done for the quiet ones in a step is but a
-    note of the token."""
+    """The branches to which a step's rows of logits belong, in order; for sequences that take one
+    token each, for as many steps as these stay the same. For quiet branches a step only notes the
+    token."""
 
     def __init__(self, owners: Sequence[tuple[Generation, Branch]], unread: int = 0) -> None:
-        """`unread`: so many tokens of each are not read."""
+        """`unread`: how many tokens of each are not read yet."""
         self.all = owners
         self.sampling = SamplingRows([branch.sampling for _, branch in owners])
         self.told = [row for row, (_, branch) in enumerate(owners) if not branch.quiet]
@@ -23,7 +23,7 @@ class Owners:
         self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
         self._untold = [branch.untold for branch in quiet]
         self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
-        # Steps until one of them is as long as it may be, and all are.
+        # Steps until one of the quiet ones is as long as it may be, and until all branches are.
         self._steps_left = min([each.most_left for each in quiet], default=0) - unread
         self.most_left = max([branch.most_left for _, branch in owners], default=0) - unread
 
@@ -33,7 +33,7 @@ class Owners:
         return all([branch.sequence is not None for _, branch in self.all])
 
     def note(self, tokens: list[int], logprobs: list[float]) -> set[int]:
-        """Takes the tokens of the quiet rows; returns which rows these have ended, or that are
+        """Takes the tokens of the quiet rows; returns the rows that these end, or that are
         asked."""
         if self.told:
             tokens = [tokens[row] for row in self.quiet]

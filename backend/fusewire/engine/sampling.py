@@ -44,7 +44,7 @@ class Draws(NamedTuple):
 
 
 class SamplingRows:
-    """The rows of a step's logits by the states of their sequences: what stays the same of them for
+    """The rows of a step's logits by the states of their sequences: keeps what stays the same for
     as many steps as it is the same ones that take their tokens."""
 
     def __init__(self, states: Sequence[SamplingState]) -> None:
@@ -63,11 +63,11 @@ class SamplingRows:
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether all can be drawn for behind their next tokens, which nobody has read."""
+        """Whether all can be drawn for after their next tokens, which nobody has read."""
         return all([self.states[row].draws_ahead for row in self.read_first])
 
     def memory(self, place: Placement) -> DrawMemory:
-        """Of their draws."""
+        """Memory for the draws of these rows."""
         if self._memory is None:
             self._memory = DrawMemory(place, self)
         return self._memory
@@ -89,7 +89,7 @@ class SamplingRows:
         return both
 
     def append(self, tokens: list[int]) -> None:
-        """These were generated; none where a row has none (-1)."""
+        """Appends the generated tokens to the states; none where a row has none (-1)."""
         for state, token in zip(self.states, tokens, strict=True):
             if token >= 0:
                 state.new_tokens += 1
@@ -158,8 +158,9 @@ class Sampler:
         return self.begin(logits, rows).read()
 
     def begin(self, logits: kernels.Tensor, rows: SamplingRows, unread: int = 0) -> PendingDraws:
-        """As `sample`, but returns before the draws are there. `unread`: so many draws for the same
-        rows were begun before and not read; rows that do not `draws_ahead` cannot have any."""
+        """As `sample`, but returns before the draws are there. `unread`: how many draws for the
+        same rows were begun before and are not read; rows that do not `draws_ahead` cannot have
+        any."""
         stream = self._place.stream
         raw = self._change(logits, rows) if rows.changes_logits else logits
         tops = self._tops(raw, rows.tops)
@@ -174,8 +175,8 @@ class Sampler:
         return PendingDraws(memory.tokens, rows, self._place.readback(memory.out), tops)
 
     def some(self, tokens: kernels.Tensor, rows: Sequence[int]) -> kernels.Tensor:
-        """Tokens [rows] of these rows alone; all stay on the device."""
-        place, width = self._place, 2  # of a token: two numbers, which are copied as they are
+        """The tokens [rows] of these rows alone; all stay on the device."""
+        place, width = self._place, 2  # a token is two numbers, which are copied as they are
         found = place.empty(len(rows), width, dtype="float32")
         numbers = tokens.section(0, [tokens.shape[0], width], "float32")
         at = place.exact(np.array(rows, np.int64), np.int64)
@@ -183,7 +184,7 @@ class Sampler:
         return found.section(0, [len(rows)], "int64")
 
     def together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
-        """Vectors on the device, by one copy."""
+        """Copies vectors to the device, in one copy."""
         ends = list(accumulate((-(-array.nbytes // 8) * 8 for array in arrays), initial=0))
         host = np.zeros(ends[-1], np.uint8)
         for array, begin in zip(arrays, ends, strict=False):
@@ -200,8 +201,8 @@ class Sampler:
         return copy
 
     def constrain(self, rows: kernels.Tensor, states: Sequence[SamplingState]) -> None:
-        """Biases, bans and penalties on rows [rows, vocab] of logits or log-probabilities: of each
-        state as many as its history has."""
+        """Applies biases, bans and penalties to rows [rows, vocab] of logits or log-probabilities:
+        each state has as many as its history."""
         histories = [state.history for state in states]
         self.bias(rows, self.biases(histories))
         self._penalize_sources(rows, states)
@@ -209,8 +210,8 @@ class Sampler:
         self._mask(rows, states)
 
     def _change(self, logits: kernels.Tensor, rows: SamplingRows) -> kernels.Tensor:
-        """Biases, bans and penalties. Returns the logits as they were before; of judged rows as
-        they are."""
+        """Applies biases, bans and penalties. Returns the logits as they were before; judged rows
+        as they are now."""
         biases = kernels.token_biases(rows.histories)
         seen = kernels.seen_tokens(rows.histories)
         sources = any([len(state.source_tokens) for state in rows.states])
@@ -230,8 +231,8 @@ class Sampler:
         return raw
 
     def _mask(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> None:
-        """What masks forbid, and all words where timestamps are likelier together than any of
-        them."""
+        """Forbids what masks forbid, and all words where timestamps are likelier together than any
+        of them."""
         ends = list(accumulate([state.history.rows for state in states], initial=0))
         masks = [
             (state.mask, begin, end)
@@ -241,7 +242,7 @@ class Sampler:
         if not masks:
             return
         forbidden = np.zeros((ends[-1], self._vocab_size), bool)
-        firsts = np.zeros(ends[-1], np.int64)  # timestamps of each row begin so; 0: it has none
+        firsts = np.zeros(ends[-1], np.int64)  # the first timestamp of each row; 0: it has none
         for mask, begin, end in masks:
             forbidden[begin:end] = mask.forbidden(self._vocab_size)
             firsts[begin:end] = mask.timestamp_begin
@@ -252,7 +253,8 @@ class Sampler:
             self._forbid(logits, rows.repeat(first), np.tile(np.arange(first), len(rows)))
 
     def _timestamps_are_likelier(self, logits: kernels.Tensor, first: int) -> NDArray[np.bool_]:
-        """[rows]: whether the tokens from `first` on are, together, than each before them."""
+        """Whether the tokens from `first` on are, together, likelier than each before them:
+        [rows]."""
         rows, stream = logits.shape[0], self._place.stream
         together = self._place.empty(rows, dtype="float32")
         best = self._place.empty(rows, 1, dtype=logits.dtype)
@@ -272,11 +274,11 @@ class Sampler:
             self.bias(logits, where)
 
     def biases(self, histories: Sequence[kernels.TokenHistories]) -> list[kernels.Tensor]:
-        """Biases and bans of their next tokens, on the device, for `bias`."""
+        """Biases and bans of the next tokens of `histories`, on the device, for `bias`."""
         return self._known(kernels.token_biases(histories))
 
     def bias(self, logits: kernels.Tensor, biases: Sequence[kernels.Tensor]) -> None:
-        """Adds them to logits or log-probabilities [rows, vocab]."""
+        """Adds biases and bans to logits or log-probabilities [rows, vocab]."""
         kernels.bias_logits(logits, *biases, self._place.stream)
 
     def _known(
@@ -288,7 +290,7 @@ class Sampler:
         return self.together(rows[known], tokens[known], values[known])
 
     def _penalize_sources(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> None:
-        """encoder_repetition_penalty, which is the reciprocal of one for repetition."""
+        """Applies encoder_repetition_penalty, which is the reciprocal of one for repetition."""
         if not any(len(state.source_tokens) for state in states):
             return
         # An encoder may have a larger vocabulary than the model writes.
@@ -340,7 +342,7 @@ class Sampler:
 
 
 def _penalties(states: Sequence[SamplingState]) -> NDArray[np.float32]:
-    """[3, rows]: for repetition, presence and frequency."""
+    """Penalties for repetition, presence and frequency: [3, rows]."""
     of_each = np.frombuffer(b"".join([state.rules.penalties for state in states]), np.float32)
     return of_each.reshape(-1, 3).T.repeat([state.history.rows for state in states], axis=1)
 

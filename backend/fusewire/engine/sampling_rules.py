@@ -65,7 +65,8 @@ class SamplingParameters(Protocol):
 
 
 class SamplingRules:
-    """Of one request's parameters, or of many that have the same. Nothing here ever changes."""
+    """The rules of one request's parameters, or of many that have the same. Nothing here ever
+    changes."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class SamplingRules:
         self.looks_back = any(looks_back.values())
         self._bounded = bool(parameters.min_new_tokens or begin_suppressed)
         self.changes_logits = bool(biases) or self._bounded or self.looks_back
-        # Whether there is nothing but biases that are the same at every place, behind any tokens.
+        # Whether there is nothing but biases, the same at every place, after any tokens.
         self.fixed = not (self.looks_back or self._bounded)
         self._of_histories: dict[str, Any] = {
             "biases": biases,
@@ -105,7 +106,8 @@ class SamplingRules:
             "begin_suppress_tokens": begin_suppressed,
             **looks_back,
         }
-        # That of all sequences, where it depends neither on their tokens nor on where they begin.
+        # The history of all sequences, where it depends neither on their tokens nor on where they
+        # begin.
         self._history = None
         if not (self.looks_back or begin_suppressed):
             self._history = kernels.TokenHistories(**self._of_histories)
@@ -116,7 +118,7 @@ class SamplingRules:
         source_ids: Sequence[int],
         forced: Mapping[int, Sequence[int]],
     ) -> kernels.TokenHistories:
-        """Of a new sequence."""
+        """The token histories of a new sequence."""
         if self._history is not None:
             return self._history.fork()
         return kernels.TokenHistories(
@@ -127,9 +129,9 @@ class SamplingRules:
         )
 
     def read_first(self, forced: Mapping[int, Sequence[int]]) -> Collection[int]:
-        """Places of new tokens, by how many there are before them, behind which nothing can be
-        drawn until they are read: a forced token is the host's to give, and bans of some places
-        begin and end there."""
+        """Places of new tokens, by how many there are before them, after which nothing can be drawn
+        until they are read: a forced token is the host's to give, and bans of some places begin and
+        end there."""
         if not self._bounded:
             return forced
         places = {*forced}
@@ -147,13 +149,13 @@ def _begin(forced: Mapping[int, Sequence[int]]) -> int:
 
 
 def _penalties(parameters: SamplingParameters) -> bytes:
-    """For repetition, presence and frequency, float32."""
+    """Penalties for repetition, presence and frequency, float32."""
     of_kinds = parameters.presence_penalty, parameters.frequency_penalty
     return np.array((parameters.repetition_penalty, *of_kinds), np.float32).tobytes()
 
 
 def _draw(parameters: SamplingParameters) -> bytes:
-    """One of DRAW."""
+    """How a row is drawn, as one DRAW."""
     temperature = 0.0 if parameters.greedy else parameters.temperature
     top_k = min(parameters.top_k, _MOST_TOP_K)
     others = parameters.top_p, parameters.min_p, parameters.typical_p

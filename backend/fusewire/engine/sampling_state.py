@@ -34,7 +34,7 @@ class SamplingState:
         `forced`: new tokens that no logits decide, by how many there are before them; one of each
         list, in ascending order, as likely as the others.
         `source_ids`: what the encoder of an encoder-decoder model reads. `mask`: what else is
-        forbidden, behind all of that. `judged`: its log-probabilities are those behind biases, bans
+        forbidden, after all of that. `judged`: its log-probabilities are those after biases, bans
         and penalties."""
         self.rules, self.parameters = rules, rules.parameters
         self.seed = _in_64_bits(seed)
@@ -42,12 +42,12 @@ class SamplingState:
         self.forced = forced or {}
         self.mask = mask
         self.judged = judged
-        # Those that encoder_repetition_penalty concerns, each once.
+        # Tokens of the source that encoder_repetition_penalty concerns, each once.
         self.source_tokens = _NONE
         if self.parameters.encoder_repetition_penalty != 1 and len(source_ids):
             self.source_tokens = np.unique(np.array(source_ids, np.int32))
         likes = len(self.source_tokens) > 0
-        # As the rules have it.
+        # As the rules have it, with what the sequence adds.
         self.looks_back = rules.looks_back or mask is not None
         self.changes_logits = rules.changes_logits or likes or mask is not None
         self.fixed = rules.fixed and not likes and mask is None
@@ -63,7 +63,7 @@ class SamplingState:
         return fork
 
     def advance(self, parents: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
-        """Beams go on: row i of the history becomes row parents[i] with tokens[i] behind it."""
+        """Beams go on: row i of the history becomes row parents[i] with tokens[i] after it."""
         self.new_tokens += 1
         if self.changes_logits:
             self.history.advance(parents, tokens)
@@ -71,7 +71,7 @@ class SamplingState:
             self.mask.advance(parents, tokens)
 
     def spread(self, beams: int) -> None:
-        """Biases that are `fixed` are from here on those of so many beams, whichever they are."""
+        """Gives biases that are `fixed` a row for each of `beams` beams, whichever these are."""
         if self.history.rows != beams:
             self.history.advance(np.zeros(beams, np.int32), np.zeros(beams, np.int64))
 
@@ -82,17 +82,17 @@ class SamplingState:
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether the draw behind the next token, which nobody has read, asks no more of the tokens
+        """Whether the draw after the next token, which nobody has read, asks no more of the tokens
         before it than how many there are."""
         return not self.looks_back and self.new_tokens not in self._read_first
 
     @property
     def next_forced(self) -> Sequence[int] | None:
-        """Of which one comes next, where no logits decide it."""
+        """The tokens of which one comes next, where no logits decide it; else None."""
         return self.forced.get(self.new_tokens)
 
     def forced_token(self) -> int | None:
-        """The next one, where no logits decide it."""
+        """The next token, where no logits decide it; else None."""
         tokens = self.next_forced
         if tokens is None:
             return None

@@ -49,8 +49,8 @@ class Turn(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Of a micro-batch. `seconds(tokens, squares)` is what one takes, `share(tokens, squares)` what
-    a part of it takes; squares are the sum of the squared lengths."""
+    """The limits of a micro-batch. `seconds(tokens, squares)` is what one takes, `share(tokens,
+    squares)` what a part of it takes; squares are the sum of the squared lengths."""
 
     max_batch_tokens: int
     max_s: float = inf
@@ -59,8 +59,9 @@ class Limits(NamedTuple):
 
 
 def deal(turns: Sequence[Turn], limits: Limits, served: Mapping[str, float]) -> list[int]:
-    """Whose next sequence the next micro-batch takes, one after the other: indices of `turns`,
-    which are in order of their deadlines. `served`: the seconds that each tenant had so far.
+    """The requests whose next sequence the next micro-batch takes, one for each sequence: indices
+    of `turns`, which are in order of their deadlines. `served`: the seconds that each tenant had so
+    far.
 
     Each sequence is given to the tenant that had the fewest seconds (start-time fair queueing;
     Goyal, Vin and Cheng, 1996). Of a tenant, requests of the lowest priority number come first, and

@@ -23,14 +23,15 @@ class SearchAnswers:
         self._aligner = aligner
         # What the last step made certain of searches that go on: told while the next one runs.
         self._settled: list[tuple[Generation, Sequence[tuple[int, float]]]] = []
-        # Whose callbacks raised at that: they end after the step, which has rows of theirs.
+        # Requests whose callbacks raised at that: they end after the step, which has rows of
+        # theirs.
         self._broken: dict[Generation, FusewireError] = {}
 
     def tell(
         self, advanced: Sequence[tuple[GenerationSequence, BeamGroup, Sequence[tuple[int, float]]]]
     ) -> None:
-        """A step took these searches on: one whose sequence has no rows is done; of the others it
-        made tokens certain, with these log-probabilities."""
+        """Takes searches that a step took on. One whose sequence has no rows is done, and ends; for
+        the others the step made tokens certain, with these log-probabilities."""
         for sequence, group, settled in advanced:
             if sequence not in self._requests.owners:  # it has ended since
                 continue
@@ -46,7 +47,7 @@ class SearchAnswers:
                 self._requests.fail(generation, failure(error))
 
     def tell_settled(self) -> None:
-        """The device computes meanwhile."""
+        """Tells the tokens that the last step made certain, while the device computes the next."""
         late, self._settled = self._settled, []
         for generation, settled in late:
             if not generation.open:  # cancelled meanwhile
@@ -72,15 +73,15 @@ class SearchAnswers:
             generation.on_event(delta)
 
     def fail_broken(self) -> None:
-        """Behind a step: ends those whose callbacks raised meanwhile."""
+        """Ends requests whose callbacks raised in `tell_settled`. Called after a step."""
         broken, self._broken = self._broken, {}
         for generation, error in broken.items():
             self._requests.fail(generation, error)
 
 
 def deltas_of_search(generation: Generation, group: BeamGroup) -> list[Delta]:
-    """Of a search that is done: what is not told yet of each text, whose last delta has its score.
-    ComputeFailed or InvalidInput where it has found none, or too few."""
+    """The deltas of a search that is done: what is not told yet of each text, whose last delta has
+    its score. ComputeFailed or InvalidInput where it has found none, or too few."""
     hypotheses = group.search.hypotheses(len(generation.branches))
     # Where nothing changes log-probabilities, no token is left of logits at -inf alone.
     if group.search.broken or not (hypotheses or group.changes_logits):

@@ -6,9 +6,9 @@ _MASK = 2**64 - 1
 
 
 def seed_of(seed: int, index: int) -> int:
-    """Of continuation `index` of a request: the request's own for the first, so that asking for
-    more changes nothing of it; for others mixed from both, as neighbouring requests may well have
-    neighbouring seeds."""
+    """The seed of continuation `index` of a request: the request's own for the first, so that
+    asking for more changes nothing of it; for others mixed from both, as neighbouring requests may
+    well have neighbouring seeds."""
     return seed if index == 0 else _mixed(_mixed(seed & _MASK) + index)
 
 

@@ -53,5 +53,5 @@ class SequencePages:
     table: array[int] = field(default_factory=lambda: array("i"))
     length: int = 0  # tokens stored
     source: SourcePages | None = None
-    beam_pages: set[int] = field(default_factory=set)  # that beams behind these tokens have
+    beam_pages: set[int] = field(default_factory=set)  # that beams after these tokens have
     reserved: int = 0  # pages that they may take at their next fork

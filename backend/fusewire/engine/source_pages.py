@@ -29,7 +29,7 @@ class Source:
     ) -> None:
         self.token_ids = token_ids
         self.features = features
-        # Once they were asked for.
+        # Computed when they are asked for.
         self._packed: bytes | None = None
         self._name: bytes | None = None
 
@@ -56,7 +56,8 @@ class Source:
         return self._name
 
     def page_name(self, page: int) -> bytes:
-        """Longer than a name of a decoder's page, so never equal to one."""
+        """The name of a page of the source: longer than that of a decoder's page, so never equal to
+        one."""
         return self.name + page.to_bytes(4, "little")
 
 
@@ -67,17 +68,17 @@ class SourcePages:
 
     source: Source
     table: array[int]
-    stored: bool  # by an encoder pass
+    stored: bool  # whether an encoder pass has stored it
     readers: int = 1  # sequences that have it
 
     @property
     def tokens(self) -> int:
-        """Stored."""
+        """Tokens that are stored: all, or 0."""
         return len(self.source) if self.stored else 0
 
 
-# Of a source: its pages that are stored, or those of an equal one that this step's encoder pass
-# fills, or none.
+# What there is of a source: its pages that are stored, or those of an equal one that this step's
+# encoder pass fills, or none.
 Found = list[int] | SourcePages | None
 
 
@@ -94,11 +95,11 @@ class SourceCache:
         return -(-len(source) // self._page_size)
 
     def has(self, source: Source) -> bool:
-        """Whether it is stored, or will be by this step's encoder pass."""
+        """Whether the source is stored, or will be by this step's encoder pass."""
         return self._prefix_caching and (source.name in self._coming or bool(self._find(source)))
 
     def find(self, source: Source) -> tuple[Found, int]:
-        """What there is of it, and how many of the available pages it takes."""
+        """(what there is of a source, how many of the available pages it takes)."""
         if self._prefix_caching:
             coming = self._coming.get(source.name)
             if coming is not None:
@@ -108,7 +109,7 @@ class SourceCache:
         return None, self.pages_for(source)
 
     def _find(self, source: Source) -> list[int]:
-        """All of its pages, or none."""
+        """All pages of a source that is stored; empty where one is missing."""
         found: list[int] = []
         for place in range(self.pages_for(source)):
             page = self._pool.find(source.page_name(place))
@@ -118,8 +119,8 @@ class SourceCache:
         return found
 
     def admit(self, source: Source, found: Found) -> SourcePages:
-        """With what was `found` just now; else with pages that an encoder pass is to fill. There
-        are enough available."""
+        """The pages of a source: what was `found` just now, or pages that an encoder pass is to
+        fill. There are enough available."""
         if isinstance(found, SourcePages):
             found.readers += 1
             return found
@@ -133,8 +134,8 @@ class SourceCache:
         return pages
 
     def store(self, pages: SourcePages) -> None:
-        """The encoder pass was computed: the pages are found from now on. Where equal ones are
-        left of a source that was evicted in part, those replace them."""
+        """Takes note that the encoder pass was computed: the pages are found from now on. Where
+        equal ones are left of a source that was evicted in part, those replace them."""
         if not pages.readers:  # finished meanwhile
             return
         pages.stored = True
@@ -144,8 +145,8 @@ class SourceCache:
                 pages.table[place] = self._pool.name(page, pages.source.page_name(place))
 
     def release(self, pages: SourcePages) -> None:
-        """A reader less; the last one frees the pages, which stay findable until others need the
-        room."""
+        """Takes a reader from the pages; the last one frees them, and they stay findable until
+        others need the room."""
         pages.readers -= 1
         if not pages.readers:
             if self._coming and self._coming.get(pages.source.name) is pages:

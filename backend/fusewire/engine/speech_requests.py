@@ -28,7 +28,7 @@ from fusewire.generation.speech import SpeechTokens
 from fusewire.models import SpeechModel
 from fusewire.text.detokenizer import Detokenizer
 
-# What a text in parts has not -> what it may be.
+# Parameters that a text in parts cannot have -> what they must be.
 _OF_ONE_WINDOW = {"n": 1, "best_of": None, "stop": (), "stop_token_ids": (), "logprobs": None}
 
 
@@ -48,7 +48,7 @@ class TakePlace(Protocol):
 
 
 class SpeechRequests:
-    """To one model. From any thread."""
+    """Submits requests to one model of speech. From any thread."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SpeechRequests:
         take_place: TakePlace,
         ends_s: Callable[[], Sequence[float]],
     ) -> None:
-        """`take_place`: submits one to the engine. `ends_s`: of HeldSound."""
+        """`take_place`: submits a request to the engine. `ends_s`: see HeldSound."""
         self._model = model
         self._speech = speech
         self._limits = limits
@@ -75,8 +75,8 @@ class SpeechRequests:
         deadline: float | None,
         callback: Callable[[Event], None],
     ) -> Ticket:
-        """As the engine's. Of a model that knows several languages it hears the language first
-        where the request names none."""
+        """See GenerationEngine. Where the request names no language, and the model knows several,
+        it is heard first, by a request of its own."""
         parameters, window = request.parameters, self._model.features_shape[0]
         long = LongSound(sound.features, window, window // self._model.max_source_length)
         if sound.features.ndim != 2 or long.frames <= window:
@@ -150,7 +150,8 @@ class SpeechRequests:
         callback: Callable[[Event], None],
         **more: Any,
     ) -> Ticket:
-        """Asks for one of some tokens, behind what every text begins with. `more`: of Spoken."""
+        """Submits a request for one token, one that `mask` allows, after what every text begins
+        with. `more`: fields of Spoken."""
         asked = read_parameters(
             {"max_new_tokens": 1, "priority": request.parameters.priority}, self._limits
         )
@@ -246,8 +247,8 @@ class SpeechRequests:
     def _check_long(
         self, parameters: GenerationParameters, sound: LongSound, seconds: float
     ) -> None:
-        """InvalidInput where there is too much of it, features are wrong, or the request asks for
-        what only one window has."""
+        """Raises InvalidInput where the sound is too long, its features are wrong, or the request
+        asks for what only one window has."""
         most = self._limits.max_audio_seconds
         if seconds > most:
             wanted = f"at most {most} s (max_audio_seconds)"

@@ -17,8 +17,8 @@ class Spoken:
     begin: list[int]  # what the decoder begins with
     mask: TokenMask | None
     previous: list[int] = field(default_factory=list)  # and what stands before that
-    goes_on: bool = False  # with the place of a request of the same sound that has just ended
-    # Of the requests of the same sound behind it: positions that they read, and tokens that each of
+    goes_on: bool = False  # has the place of a request of the same sound that has just ended
+    # For the requests of the same sound after it: positions that they read, and tokens that each of
     # their sequences may generate.
     later_tokens: int = 0
     later_new: int = 0
@@ -32,7 +32,7 @@ def timestamps_of(speech: SpeechTokens) -> Timestamps:
 
 
 def with_language(callback: Callable[[Event], None], language: str) -> Callable[[Event], None]:
-    """Each Delta says it."""
+    """A callback that passes events on to `callback`, each Delta with the language."""
 
     def told(event: Event) -> None:
         if isinstance(event, Delta):
@@ -45,7 +45,8 @@ def with_language(callback: Callable[[Event], None], language: str) -> Callable[
 def with_segments(
     callback: Callable[[Event], None], speech: SpeechTokens
 ) -> Callable[[Event], None]:
-    """The last Delta of each text has its segments."""
+    """A callback that passes events on to `callback`, the last Delta of each text with its
+    segments."""
     said: defaultdict[int, list[int]] = defaultdict(list)
 
     def told(event: Event) -> None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
 
-# Prompts are measured in parts of so many tokens; what larger ones cost shows in their steps.
+# Most tokens of a prompt, and of a step, that are measured; what larger ones cost shows in their
+# steps.
 _LONGEST = 64
 _MOST_TOKENS = 512
 # Steps of few sequences cost less than those of many, and correct only what such steps cost.
@@ -77,5 +78,5 @@ def measure_steps(
 
 
 def _any_source(sequences: int) -> SourceTable:
-    """One row in page 0 for each, whatever is there."""
+    """A source of one position in page 0 for each sequence, whatever is there."""
     return SourceTable(np.ones(sequences, np.int32), np.zeros((sequences, 1), np.int32))

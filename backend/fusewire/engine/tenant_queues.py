@@ -18,7 +18,8 @@ class TenantQueues(Generic[T]):
     """
 
     def __init__(self, tenant: Callable[[T], str], rank: Callable[[T], Any]) -> None:
-        """`tenant`, `rank`: of an item, as long as it is here; a tenant's go by rank."""
+        """`tenant`, `rank`: give those of an item, which stay the same as long as it is here; the
+        items of a tenant are in order of rank."""
         self._tenant, self._rank = tenant, rank
         self.queues: dict[str, list[T]] = {}
         self.served: dict[str, float] = {}  # seconds
@@ -31,7 +32,7 @@ class TenantQueues(Generic[T]):
             yield from queue
 
     def add(self, item: T) -> None:
-        """Behind those of the same rank."""
+        """Adds an item after those of the same rank."""
         tenant = self._tenant(item)
         if tenant not in self.queues:
             least = min((self.served[other] for other in self.queues), default=0.0)
@@ -44,11 +45,11 @@ class TenantQueues(Generic[T]):
             insort(queue, item, key=rank)
 
     def charge(self, item: T, seconds: float) -> None:
-        """Its tenant, which waits, had so many seconds."""
+        """Adds `seconds` to those that the item's tenant, which waits, had."""
         self.served[self._tenant(item)] += seconds
 
     def remove(self, item: T) -> None:
-        """It may have gone already."""
+        """Removes an item, which may have gone already."""
         tenant = self._tenant(item)
         queue = self.queues.get(tenant)
         if queue is None:
@@ -70,7 +71,8 @@ class TenantQueues(Generic[T]):
         self._forget()
 
     def _forget(self) -> None:
-        """Those who would be lifted to others' seconds anyway: clients choose their names."""
+        """Forgets tenants who would be lifted to others' seconds anyway: clients choose their
+        names."""
         least = min((self.served[other] for other in self.queues), default=None)
         if least is None:
             self.served.clear()

@@ -9,8 +9,8 @@ from fusewire.engine.active_tenants import ActiveTenants
 from fusewire.engine.backlog import ABOVE_SHARE
 from fusewire.errors import Overloaded
 
-# What a tenant was given counts 1/e after so long: sequences are so large a part of a second that
-# chance gives every tenant too much of some.
+# Seconds after which what a tenant was given counts 1/e: sequences are so large a part of a second
+# that chance gives every tenant too much of some.
 _REMEMBERED_S = 60.0
 
 
@@ -25,9 +25,9 @@ class TenantShares:
     """
 
     def __init__(self, window_s: float) -> None:
-        """`window_s`: for so long one that asked is active."""
+        """`window_s`: how long a tenant that asked counts as active."""
         self.window_s = window_s
-        self.waiting_s = 0.0  # of all
+        self.waiting_s = 0.0  # seconds of all that wait
         self._active = ActiveTenants(window_s)
         self._waiting_s: defaultdict[str, float] = defaultdict(float)
         # In seconds at `_since`: later ones count more, which is as if earlier ones were forgotten.
@@ -45,7 +45,8 @@ class TenantShares:
         return sum(self._given.values()) / max(1, len(self._given))
 
     def above(self) -> list[tuple[str, float]]:
-        """What those of which something waits were given, who have their share or more."""
+        """(tenant, what it was given) for each tenant of which something waits that has its share
+        or more."""
         fair = self.fair
         return [
             (tenant, given)
@@ -54,7 +55,7 @@ class TenantShares:
         ]
 
     def ask(self, tenant: str, now: float) -> int:
-        """It asks; returns how many are active."""
+        """Notes that a tenant asks; returns how many tenants are active."""
         active = self._active.ask(tenant, now)
         if tenant not in self._given or len(self._given) != active:
             self._given = {t: given for t, given in self._given.items() if t in self._active}
@@ -62,7 +63,7 @@ class TenantShares:
         return active
 
     def begin(self, tenant: str, seconds: float, now: float) -> None:
-        """A request of it, which has asked, is here, and is given so much."""
+        """Counts a request of a tenant, which has asked, as being here and given `seconds`."""
         age = (now - self._since) / _REMEMBERED_S
         if age > 1.0:
             self._given = {t: given * exp(-age) for t, given in self._given.items()}
@@ -74,12 +75,12 @@ class TenantShares:
         self._active.end(tenant)
 
     def wait(self, tenant: str, seconds: float) -> None:
-        """So much more waits."""
+        """Adds `seconds` of a tenant to what waits."""
         self._waiting_s[tenant] += seconds
         self.waiting_s += seconds
 
     def forget_waiting(self) -> None:
-        """What waits is told anew."""
+        """Forgets what waits, which is told anew."""
         self._waiting_s.clear()
         self.waiting_s = 0.0
 
@@ -88,8 +89,8 @@ class TenantShares:
         return active < 2 or self._given[tenant] >= self.fair
 
     def judge(self, tenant: str, seconds: float, room_s: float, active: int) -> None:
-        """Overloaded where one of `active` tenants, which has asked, is not to have so many seconds
-        more that begin within `room_s`."""
+        """Raises Overloaded where one of `active` tenants, which has asked, is not to have
+        `seconds` more that begin within `room_s`."""
         given, fair = self._given[tenant], self.fair
         if active < 2 or not self._waiting_s.get(tenant, 0.0) or given <= fair:
             return

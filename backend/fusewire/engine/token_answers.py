@@ -33,8 +33,8 @@ class TokenAnswers:
         *,
         all_run: bool,
     ) -> None:
-        """Each branch gets its next token: those of `decodes`, which may be but noted where they
-        `all_run`, and the `others` behind them."""
+        """Gives each branch its next token: those of `decodes`, which may be but noted where they
+        `all_run`, and the `others`, whose rows come after these."""
         count = len(decodes.all)
         decodes.most_left -= 1
         due: Sequence[int] = range(count)
@@ -84,7 +84,7 @@ class TokenAnswers:
         draws: Draws,
         row: int,
     ) -> None:
-        """Of the token that was taken, and those before it of which nothing was told."""
+        """Tells the token that was taken, and those before it of which nothing was told."""
         if branch.quiet:
             branch.asked = False  # before anybody hears of it, and asks again
             tokens, logprobs = sequence.token_ids[-len(branch.untold) :], branch.untold[:]

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 class TokenMask(Protocol):
     @property
     def timestamp_begin(self) -> int:
-        """From this token on they are timestamps, one of which comes where they are likelier
-        together than any word; 0: there are none."""
+        """The first timestamp: the tokens from it on are timestamps, one of which comes where they
+        are likelier together than any word; 0: there are none."""
 
     def forbidden(self, vocab_size: int) -> NDArray[np.bool_]:
-        """[rows, vocab_size]."""
+        """The tokens that cannot come next: [rows, vocab_size]."""
 
     def advance(self, parents: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
-        """Row i becomes the row parents[i] with tokens[i] behind it."""
+        """Row i becomes the row parents[i] with tokens[i] after it."""
 
     def fork(self) -> Self: ...
 
 
 class OneOf:
-    """The tokens that alone may come."""
+    """Allows these tokens alone."""
 
     timestamp_begin = 0
 
@@ -48,9 +48,9 @@ class OneOf:
 
 
 class Timestamps:
-    """Those of Whisper (Radford et al., 2022): a text begins with one; they come in pairs, the end
-    of a part and the beginning of the next, but for the first and the last; none is before the one
-    in front of it, and none ends the part that it begins."""
+    """The order of Whisper's timestamps (Radford et al., 2022): a text begins with one; they come
+    in pairs, the end of a part and the beginning of the next, but for the first and the last; none
+    is before the one in front of it, and none ends the part that it begins."""
 
     def __init__(self, begin: int, eos: int, max_initial: int | None = None) -> None:
         """Tokens below `eos` are words; a text begins with one of the first `max_initial` + 1
@@ -59,7 +59,7 @@ class Timestamps:
         self._eos = eos
         self._most_at_first = None if max_initial is None else begin + max_initial
         self._length = 0
-        # Of each row: whether its last two tokens are timestamps, missing ones too; and the last
+        # For each row: whether its last two tokens are timestamps, missing ones too; and the last
         # timestamp, or -1.
         self._ended = np.zeros(1, bool)
         self._ended_before = np.ones(1, bool)

@@ -15,13 +15,14 @@ from fusewire.models.step_batch import SourceTable
 
 
 class TokenTimes:
-    """With a model of speech that has alignment heads. It reads a text once more, in pages of the
-    cache that no sequence has; the encoder's keys are those that the text was written with."""
+    """Finds the times of tokens with a model of speech that has alignment heads. It reads a text
+    once more, in pages of the cache that no sequence has; the encoder's keys are those that the
+    text was written with."""
 
     def __init__(
         self, model: SpeechModel, speech: SpeechTokens, cache: DecoderCache, first_page: int
     ) -> None:
-        """Its pages are those from the first one on, which hold the longest text."""
+        """`first_page`: its pages are those from here on, which hold the longest text."""
         self._model = model
         self._speech = speech
         self._cache = cache
@@ -30,10 +31,10 @@ class TokenTimes:
     def find(
         self, begun: Sequence[int], tokens: Sequence[int], source: SourcePages, heard: int
     ) -> list[float]:
-        """Seconds behind the window's beginning when each of the tokens has been said, which were
-        written behind those that the decoder had `begun` with. The first `heard` positions of the
-        source are sound. The last token, which the decoder has not read, ends with the one before.
-        """
+        """When each of the tokens has been said, in seconds after the window's beginning. They were
+        written after those that the decoder had `begun` with. The first `heard` positions of the
+        source are sound. The last token, which the decoder has not read, ends with the one
+        before."""
         speech = self._speech
         if len(tokens) < 2:
             return [0.0] * len(tokens)

@@ -16,7 +16,7 @@ from fusewire.generation.fallback import Fallback
 
 class WindowAttempts:
     """Takes the events of each attempt's request; those of the one that is taken go to the
-    callback, all at once. Of silence that is one event, of an empty text."""
+    callback, all at once. Silence is one event, of an empty text."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class WindowAttempts:
     ) -> None:
         """`decode`: submits an attempt, by its number; the caller submits the first, of which
         `decoded` gets the events. `hear_silence`: submits the request whose one token is that for
-        no speech. `follow`: takes what submits the request behind one that has ended.
-        `rates_silence`: of GenerationRequest."""
+        no speech. `follow`: takes what submits the request after one that has ended.
+        `rates_silence`: see GenerationRequest."""
         self._fallback = fallback
         self._vocab_size = vocab_size
         self._decode = decode
@@ -40,12 +40,12 @@ class WindowAttempts:
         self._follow = follow
         self._callback = callback
         self._rates_silence = rates_silence
-        self._deltas: list[Delta] = []  # of this attempt
+        self._deltas: list[Delta] = []  # those of this attempt
         self._attempt = 0
         self._no_speech: float | None = None  # its probability, once it was asked for
 
     def decoded(self, event: Event) -> None:
-        """In the engine's thread, as the following."""
+        """Takes an event of an attempt's request, in the engine's thread, as the following."""
         if isinstance(event, FusewireError):
             self._callback(event)
             return
@@ -61,7 +61,7 @@ class WindowAttempts:
         self._ended()
 
     def _ended(self) -> None:
-        """Of an attempt whose request has no more events: what fails here is told here."""
+        """Goes on after a request that has no more events: what fails here is told here."""
         try:
             self._go_on()
         except Exception as error:
@@ -96,7 +96,7 @@ class WindowAttempts:
 
 
 def _empty(last: Delta) -> Delta:
-    """In place of what was written of silence."""
+    """The delta of an empty text, in place of what was written of silence."""
     return replace(
         last,
         text="",

@@ -16,8 +16,8 @@ from fusewire.models import SpeechModel
 
 @dataclass(frozen=True)
 class HeardWindow:
-    """What is heard at once, behind what was `written` of the windows before, of which it may have
-    the place. So many windows are behind it, at least."""
+    """What is heard at once, after what was `written` of the windows before, of which it may have
+    the place (`goes_on`). At least `windows_behind` windows come after it."""
 
     sound: Sound
     language: str | None
@@ -27,7 +27,7 @@ class HeardWindow:
 
 
 class WindowPrompts:
-    """Of one model."""
+    """Makes the prompts of windows, for one model."""
 
     def __init__(self, model: SpeechModel, speech: SpeechTokens, limits: GenerationLimits) -> None:
         self._model = model
@@ -35,7 +35,8 @@ class WindowPrompts:
         self._limits = limits
 
     def begin(self, window: HeardWindow, parameters: GenerationParameters) -> tuple[Prompt, Spoken]:
-        """Of a window; InvalidInput where there is no room behind what it begins with."""
+        """The prompt of a window, and what sound adds to its request; InvalidInput where there is
+        no room after what it begins with."""
         speech, timestamps = self._speech, bool(parameters.return_timestamps)
         sound, windows_behind = window.sound, window.windows_behind
         begin = speech.begin(window.language, parameters.task, timestamps=timestamps)
@@ -55,7 +56,7 @@ class WindowPrompts:
         )
 
     def _heard(self, sound: Sound) -> int:
-        """Positions of the encoder that hear sound, and not the silence behind it."""
+        """Positions of the encoder that hear sound, and not the silence after it."""
         frames_per_position = self._model.features_shape[0] // self._model.max_source_length
         heard = sound.features.shape[0] if sound.heard is None else sound.heard
         return max(1, heard // frames_per_position)
@@ -73,5 +74,6 @@ class WindowPrompts:
 
     @property
     def _most_previous(self) -> int:
-        """Tokens, of which there are half of the model's positions with the one before them."""
+        """Most tokens of what stands before: half of the model's positions with the one in front of
+        them."""
         return self._model.max_length // 2 - 1
