@@ -30,5 +30,5 @@ class Cancellations:
             self._number = memoryview(memory).cast("Q")
 
     def count(self) -> int | None:
-        """None where it is not known."""
+        """How many requests the server has cancelled so far; None where it is not known."""
         return None if self._number is None else self._number[0]

@@ -52,13 +52,13 @@ class Generated:
         self._prompt_logprobs = "null"  # once sent, as before
         self._reasons: list[str | None] = [None] * count
         self._cumulative = [0.0] * count
-        self._scores: dict[int, float] = {}  # of the texts that beam search has found
-        self._alignments = ["null"] * count  # with the last piece of each
-        # With the piece that completes them; None of one that completes none.
+        self._scores: dict[int, float] = {}  # scores of the texts that beam search has found
+        self._alignments = ["null"] * count  # each is sent with the last piece of its text
+        # With the piece of a text that completes them; None where it completes none.
         self._segments: list[list[dict[str, Any]] | None] = [None] * count
         self._language = ""
         self._duration = request.duration if isinstance(request, TranscribeRequest) else 0.0
-        self._pending: set[int] = set()  # of which texts there is something to send
+        self._pending: set[int] = set()  # texts of which there is something to send
         self._open = set(range(count))
         self.ready = False  # there is a response to send
         self._makes: list[tuple[str, _Make]] = _makes(request.returned)
@@ -97,7 +97,7 @@ class Generated:
         self.ready = self.ended or (self._request.stream and (self.ready or together))
 
     def take(self) -> Outputs:
-        """The response of all that was added since the last."""
+        """The outputs of a response, with all that was added since the last."""
         made: Outputs = {}
         for name, make in self._makes:
             if (array := make(self)) is not None:
@@ -112,7 +112,8 @@ class Generated:
         return made
 
     def _sequences_scores(self) -> NDArray[Any] | None:
-        """None before the end of a search, nor without one."""
+        """The scores of the texts that beam search has found, float32 [n]; None before the end of a
+        search, and without one."""
         if len(self._scores) < len(self._texts):
             return None
         scores = [self._scores[index] for index in range(len(self._texts))]
@@ -145,7 +146,8 @@ class Generated:
         return f"[{', '.join(map(json.dumps, entries))}]"
 
     def _alternatives(self, token: int, delta: Delta) -> dict[int, dict[str, Any]]:
-        """The chosen token and the likeliest requested."""
+        """What is told of the chosen token and of the likeliest ones that were asked for, by token
+        id."""
         found = {token: self._one(token, delta.logprob, delta.rank)}
         for rank, (other, logprob) in enumerate(delta.top_logprobs, 1):
             found[other] = self._one(other, logprob, rank)
@@ -195,7 +197,7 @@ _Make = Callable[[Generated], NDArray[Any] | None]
 # How each output is made of what was added since the last response; None: it is not in this one.
 _OUTPUTS: dict[str, _Make] = {
     "text_output": lambda its: _strings(its._texts),
-    # Of a text that goes on: Python's None, as vllm_backend sends it.
+    # For a text that goes on: Python's None, as vllm_backend sends it.
     "finish_reason": lambda its: _reasons(tuple(its._reasons)),
     "cumulative_logprob": lambda its: np.array(its._cumulative, np.float32),
     "sequences_scores": lambda its: its._sequences_scores(),
@@ -213,5 +215,5 @@ _OUTPUTS: dict[str, _Make] = {
 
 @lru_cache
 def _makes(returned: frozenset[str]) -> list[tuple[str, _Make]]:
-    """Those of a request that wants these outputs beside its text."""
+    """How the outputs of a request are made that wants those `returned` beside its text."""
     return [(name, make) for name, make in _OUTPUTS.items() if name in {"text_output"} | returned]

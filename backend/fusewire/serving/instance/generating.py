@@ -74,7 +74,7 @@ class Generating:
         """See Begin."""
         arrived = time.monotonic()
         request = incoming.read()
-        # Also of one that is refused where it waits.
+        # Also for one that is refused while it waits.
         response.tenant, response.probe = request.tenant, request.probe
         deadline, long = incoming.deadline, request.characters > LONG_CHARACTERS
         if self._hearing is None and not long and MESSAGES not in request.inputs:
@@ -153,8 +153,8 @@ class Texts:
         metrics: GenerationMetrics | None,
         arrived: float,
     ) -> None:
-        """`words`: of the model. `metrics`: None: the request is in none. `arrived`: by
-        time.monotonic()."""
+        """`words`: those of the model. `metrics`: None where the request is counted in none.
+        `arrived`: by time.monotonic()."""
         self._request = request
         self._words = words
         self._metrics = metrics

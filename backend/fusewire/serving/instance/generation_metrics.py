@@ -82,7 +82,7 @@ class GenerationMetrics(ModelSeries):
             metric.increment(0)
         for metric in self._gauges.values():
             metric.set(0)
-        # To first tokens, between tokens, in the queue.
+        # Times to first tokens, between tokens, in the queue.
         self._firsts, self._times, self._waits = Sample(), Sample(), Sample()
         self._thread.start()
 

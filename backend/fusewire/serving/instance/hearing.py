@@ -8,12 +8,12 @@ from collections.abc import Callable
 from fusewire.audio import LogMel, LongerSound, ReadsSound, SoundProcesses
 from fusewire.text.work_queue import WorkQueue
 
-# Reading so much takes some 0.2 s, and an hour sixty times as much.
+# Reading this much takes some 0.2 s, and an hour sixty times as long.
 SHORT_SECONDS = 60
 # Each has a process.
 _SHORT_THREADS = 4
 _LONG_THREADS = 2
-# For what is being read, once its processes were killed.
+# How long to wait for what is being read, once its processes were killed.
 _KILLED_S = 1.0
 
 
@@ -21,8 +21,8 @@ class Hearing:
     """Reads the sound of one model's requests in processes, until closed."""
 
     def __init__(self, log_mel: LogMel, most_seconds: int, most_waiting: int) -> None:
-        """`most_seconds`: of a sound. `most_waiting`: requests, with sound that is not yet known to
-        be long, and with long sound."""
+        """`most_seconds`: the longest sound that is read. `most_waiting`: requests that may wait
+        with sound not yet known to be long, and as many with long sound."""
         short = min(SHORT_SECONDS, most_seconds)
         self._short = SoundProcesses(log_mel, most_seconds, short)
         self._long = SoundProcesses(log_mel, most_seconds, most_seconds)

@@ -32,7 +32,7 @@ class Waiting(Protocol):
     @property
     def backlog_s(self) -> float: ...
     def refused_in_front(self) -> Mapping[str, int]:
-        """Requests that never came here, since the last call, by tenant."""
+        """Numbers of requests that never came here, since the last call, by tenant."""
 
 
 class ServingMetrics(ModelSeries):

@@ -3,7 +3,7 @@ use, how urgent it is, on whose behalf, and whether it is a probe of the watchdo
 
 Triton reads `timeout` and `priority` of KServe's requests itself: the former it passes on
 (`InferenceRequest.timeout`), the latter never reaches a model, so that it has another name here.
-Of its `generate` endpoint both arrive as parameters like any other.
+From its `generate` endpoint both arrive as parameters like any other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Options(NamedTuple):
 
 
 def take_options(parameters: dict[str, Any]) -> Options:
-    """Takes them out of a request's parameters; InvalidInput."""
+    """Takes the options out of a request's parameters; InvalidInput."""
     if not parameters:
         return Options()
     timeout_us = _whole(parameters, "timeout", 0, _MOST_TIMEOUT_US, "microseconds")

@@ -46,14 +46,14 @@ class PublishedBlock:
     nothing, which may be the latest."""
 
     def __init__(self, model: str, version: int, instance: str, instances: int) -> None:
-        """Before the version is served. `instances`: of the model."""
+        """Called before the version is served. `instances`: how many the model has."""
         self._file = -1
         self._about = model, version, instances
         prefix = os.environ.get(PREFIX, "")
         # A sequence lock in Python needs stores that are seen in their order.
         if not prefix or platform.machine() != "x86_64" or len(model.encode()) > MOST_NAME_BYTES:
             return
-        # The front takes files of which names begin alike for those of one model.
+        # The front takes files whose names begin alike for those of one model.
         self._path = Path(f"{prefix}{_hash(model)}{_hash(f'{instance} {version}')}")
         self._put(0)
 
@@ -91,7 +91,8 @@ class PublishedBlock:
         return memoryview(mmap.mmap(self._file, size))
 
     def _put(self, size: int) -> bool:
-        """A file of so many bytes in the place of what is there; False: there is no room."""
+        """Puts a file of `size` bytes in the place of what is there; returns False where it cannot,
+        as without room."""
         unseen, file = self._path.with_name(f"{self._path.name}.new"), -1
         try:
             unseen.unlink(missing_ok=True)

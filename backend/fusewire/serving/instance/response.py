@@ -30,10 +30,11 @@ class Incoming(Protocol):
         """Its tensors and parameters; FusewireError."""
 
     def cancelled(self) -> bool:
-        """Until the server has its answer or `sender` was called."""
+        """Whether the server has cancelled it; asked only until the server has its answer or
+        `sender` was called."""
 
     def sender(self) -> Sender:
-        """For a request that is answered after it was put down."""
+        """The sender of a request that is answered after the server's call has returned."""
 
 
 class Content(Protocol):
@@ -41,11 +42,11 @@ class Content(Protocol):
 
     @property
     def ready(self) -> bool:
-        """There is something to send."""
+        """Whether there is something to send."""
 
     @property
     def ended(self) -> bool:
-        """And nothing comes after it."""
+        """Whether nothing comes after what there is to send."""
 
     def begun(self, ticket: Any) -> None: ...
     def add(self, event: Any) -> None: ...
@@ -54,7 +55,7 @@ class Content(Protocol):
 
 
 class Whole:
-    """One event, which is the answer."""
+    """The content of one event, which is the answer."""
 
     ready = ended = False
 
@@ -107,9 +108,10 @@ class Response:
         self._is_later = False  # answered by the sender, which is let go with the last answer
         self._sender: Sender | None = None
         self._ticket: Ticket | None = None
-        self.tenant = ""  # known once it was read, and so is
+        self.tenant = ""  # known once the request was read, as the next
         self.probe = False
-        # The server was, whether its client has left, since it was submitted; or need not be.
+        # Whether the server was asked, since the request was submitted, if its client has left, or
+        # need not be asked.
         self.asked = False
         self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
         self._lock = threading.RLock()  # over the content, and which way it goes
@@ -122,13 +124,13 @@ class Response:
             self.content.begun(self._ticket)
 
     def end(self, answer: Answer) -> End:
-        """What became of it, if it has this answer now."""
+        """What became of the request, if it has this answer now."""
         deadline = None if self._ticket is None else self._ticket.deadline
         in_time = deadline is None or time.monotonic() <= deadline
         return End(answer, self.tenant, in_time, self.probe)
 
     def later(self) -> None:
-        """From now on it is answered by the sender."""
+        """Lets the sender answer the request from now on."""
         with self._lock:
             assert self._incoming is not None
             self._sender, self._is_later = self._incoming.sender(), True

@@ -31,9 +31,10 @@ _POLL_S = 0.01
 _ASK_S = 1.0
 # What comes has not waited in the server for longer: instances take what is there at once.
 _QUEUED_S = 10.0
-# For requests still in flight when the model is unloaded; the server has waited for it as well.
+# How long to wait for requests still in flight when the model is unloaded; the server has waited
+# for them as well.
 _DRAIN_S = 5.0
-# For a response that is being sent then.
+# How long to wait for a response that is being sent then.
 _SEND_S = 5.0
 
 
@@ -56,7 +57,7 @@ class Role:
         begin: Begin | None = None,
         cancelled: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`begin`: of a model whose responses are all sent later (Triton's decoupled models).
+        """`begin`: for a model whose responses are all sent later (Triton's decoupled models).
         `cancelled`: how many requests the server has cancelled so far, also of others."""
         self.engine = engine
         self._cancelled = cancelled
@@ -69,7 +70,7 @@ class Role:
         self._lock = threading.Lock()
         self._some = threading.Event()  # something is sent later, or the end
         self._closed = threading.Event()
-        self._events: Events = queue.SimpleQueue()  # of a response, or None at the end
+        self._events: Events = queue.SimpleQueue()  # events of responses; None at the end
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._poll, "cancel"), (self._send, "send"))
@@ -130,7 +131,8 @@ class Role:
         return response
 
     def _wake_poll(self) -> None:
-        """Of a request in flight: it is cleared only where there is none."""
+        """Wakes the thread that polls, for a request in flight: the event is cleared only where
+        there is none."""
         if not self._some.is_set():  # a look is far cheaper than setting it again
             self._some.set()
 
@@ -153,7 +155,7 @@ class Role:
 
     def _send(self) -> None:
         """Takes all events, sends one response, and again."""
-        ready: dict[Response, None] = {}  # those with something to send, in order
+        ready: dict[Response, None] = {}  # responses with something to send, in order
         ending = False
         while ready or not ending:
             events = [] if ready else [self._events.get()]
@@ -188,7 +190,8 @@ class Role:
             self._some.wait()
 
     def _check(self, every: bool) -> None:
-        """Of those in flight, or of those that the server was not asked about."""
+        """Cancels requests whose clients have left, of those in flight: of `every` one, or of those
+        that the server was not asked about."""
         with self._lock:
             asked = [response for response in self._in_flight if every or not response.asked]
             if not self._in_flight:

@@ -24,7 +24,7 @@ SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 # Between polls of the engine. Each number that changed is a message to the server.
 _POLL_S = 0.25
-# For so long answers are gathered, and counted with one message for all.
+# How long answers are gathered, which are then counted with one message for all.
 _GATHER_S = 0.02
 
 # Series and families, as long as the process lives, and past its last destructor. Triton takes a
@@ -33,14 +33,14 @@ _GATHER_S = 0.02
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
-# One family of encoders and of generation.
+# One family for encoders and generation.
 QUEUE_SECONDS = (
     "queue_seconds",
     "From a request's arrival to its first row computed, of one that generates from when it is "
     "taken to its first step; a random sample under load",
     SECONDS_BUCKETS,
 )
-# Of recorded work, by the fields of either engine's counts.
+# Counters of recorded work, by the fields of either engine's counts.
 REPLAYS = {
     "padding_tokens": ("padding_tokens_total", "Padding tokens computed"),
     "graph_hits": ("graph_hits_total", "Batches that replayed a CUDA graph"),
@@ -49,8 +49,8 @@ REPLAYS = {
         "Batches small enough for a CUDA graph, but without one",
     ),
 }
-# Of times that requests or tokens had, at most so many are sent with a look: there may be thousands
-# a second, and a random share has the same quantiles.
+# Most times of requests or tokens that are sent with a look: there may be thousands a second, and a
+# random share has the same quantiles.
 _MOST_TIMES = 32
 Outcomes = Counter[tuple[str, ...]]  # (counter, the values of its labels) -> requests
 _OUTCOMES = {
@@ -123,7 +123,7 @@ class ModelSeries:
         self._memory = kernels.default_allocator(device)
         self._updates: queue.SimpleQueue[Outcomes | None] = queue.SimpleQueue()  # None: the end
         self._families: dict[str, Any] = {}
-        self._levels: list[Any] = []  # the gauges that nothing is left of at the end
+        self._levels: list[Any] = []  # the gauges that are set to 0 at the end
         # Instances on several devices must not overwrite each other's.
         self._reserved = self._gauge(
             "allocator_reserved_bytes", "Bytes taken from the system", device=device
@@ -148,7 +148,7 @@ class ModelSeries:
         self._thread = threading.Thread(target=self._send, daemon=True)
 
     def describe(self, precision: str) -> None:
-        """What the instance computes in and stores weights in, as `Placement.described`."""
+        """Reports what the instance computes in and stores weights in, as `Placement.described`."""
         labels = {"device": self._device, "precision": precision}
         self._gauge("model_info", "What instances compute in; always 1", **labels).set(1)
 
@@ -157,7 +157,7 @@ class ModelSeries:
         self._progress = progress
 
     def ended(self, ends: Iterable[End]) -> None:
-        """Requests have their last answers; returns at once."""
+        """Counts requests that have their last answers; returns at once."""
         self._updates.put(outcomes_of(ends, self._tenants))
 
     def close(self) -> None:
@@ -258,7 +258,8 @@ def outcomes_of(ends: Iterable[End], tenants: Collection[str] = ()) -> Outcomes:
 
 
 def rejections(refused: Mapping[str, int], tenants: Collection[str] = ()) -> Outcomes:
-    """What is counted of so many requests of each tenant that were refused for lack of time."""
+    """What is counted of requests that were refused for lack of time. `refused`: how many of each
+    tenant."""
     found: Outcomes = Counter()
     for tenant, requests in refused.items():
         found["requests_total", "rejected"] += requests
@@ -267,7 +268,8 @@ def rejections(refused: Mapping[str, int], tenants: Collection[str] = ()) -> Out
 
 
 def _class_of(tenant: str, tenants: Collection[str]) -> str:
-    """Clients choose the names of tenants, and series must not multiply."""
+    """The class that a tenant is counted in: clients choose their names, and series must not
+    multiply."""
     return tenant if tenant in tenants else _OTHER_TENANTS if tenant else _NO_TENANT
 
 
