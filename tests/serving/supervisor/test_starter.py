@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fusewire.serving.config import ServerSettings
+from fusewire.serving.supervisor import processes, unheard
+from fusewire.serving.supervisor.processes import Stub
 from fusewire.serving.supervisor.starter import ServerFailed, Starter
 
 
@@ -87,29 +89,51 @@ class Waiting(Process):
         return self.ready
 
 
-def died() -> subprocess.Popen[bytes]:
-    child = subprocess.Popen(["false"])
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A child of the test, for starters that are impatient."""
+    monkeypatch.setattr(unheard, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(unheard, "_LOOK_S", 0.02)
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    yield child
+    child.kill()
+    child.wait()
+
+
+def kill(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-    return child
 
 
 def test_a_process_that_died_before_it_said_why_ends_the_wait(
-    monkeypatch: pytest.MonkeyPatch,
+    child: subprocess.Popen[bytes],
 ) -> None:
-    monkeypatch.setattr("fusewire.serving.supervisor.starter._UNHEARD_S", 0.2)
-    process, child = Waiting(), died()
+    kill(child)
+    process = Waiting()
     process.loaded = {"n"}
     with pytest.raises(ServerFailed, match=r"(?s)^m: a model's process died .*last words"):
         starter(process).start(["m", "n"])
-    child.wait()
 
 
 def test_one_of_a_model_that_tritonserver_has_given_up_keeps_no_other_waiting(
-    monkeypatch: pytest.MonkeyPatch,
+    child: subprocess.Popen[bytes],
 ) -> None:
-    monkeypatch.setattr("fusewire.serving.supervisor.starter._UNHEARD_S", 0.2)
-    process, child = Waiting(), died()
+    kill(child)
+    process = Waiting()
     process.failed = {"m"}
     threading.Timer(0.6, setattr, (process, "ready", True)).start()
     starter(process).start(["m", "n"])
-    child.wait()
+
+
+def test_one_of_a_loaded_model_keeps_no_other_waiting(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog sees to it when the server has started."""
+    seen = {child.pid: Stub(child.pid, "m", "1", "m_0_0")}
+    monkeypatch.setattr(processes, "stub", seen.get)
+    process = Waiting()
+    process.loaded = {"m"}
+    threading.Timer(0.3, kill, (child,)).start()
+    threading.Timer(0.9, setattr, (process, "ready", True)).start()
+    starter(process).start(["m", "n"])
+    assert processes.children(os.getpid())[child.pid] == "died"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fusewire.errors import FusewireError
 from fusewire.serving.config import ServerSettings
-from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.control import Control
 from fusewire.serving.supervisor.embedded import EmbeddedServer, LogLine
+from fusewire.serving.supervisor.unheard import Unheard
 
 _log = logging.getLogger(__name__)
 Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
@@ -22,8 +22,6 @@ class ServerFailed(FusewireError):
     """The server did not start, or did not stay alive."""
 
 
-# Of a model's process that died and said something before tritonserver tells much sooner.
-_UNHEARD_S = 5.0
 # How tritonserver itself crashes.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
@@ -71,22 +69,19 @@ class Starter:
         self.serving = False
         self._starting = self._settings.log_level in ("error", "warning")
         process.start(self._repositories, models, self._log_line)
-        began = told = time.monotonic()
+        deadline, unheard = time.monotonic() + timeout_s, Unheard(process)
         while not self._control.live():
             if not process.running():
                 code = process.exit_code()
                 raise (_Crashed if code in _CRASHES else ServerFailed)(
                     f"tritonserver {_ended(code, models)}; {self._last_words()}"
                 )
-            now = time.monotonic()
-            if not self._has_unheard():
-                told = now
-            if now - told > _UNHEARD_S:
+            if unheard.keep_waiting():
                 raise ServerFailed(
                     f"{self._waiting(models)}: a model's process died before it could tell why, "
                     f"and tritonserver waits for it for ever; {self._last_words()}"
                 )
-            if now - began > timeout_s:
+            if time.monotonic() > deadline:
                 raise ServerFailed(
                     f"not ready after {timeout_s:.0f} s, still loading: {self._waiting(models)}; "
                     "give more time with --start-timeout-s"
@@ -96,11 +91,6 @@ class Starter:
         loading(set(models), models)
         self._starting = False
         self.serving = True
-
-    def _has_unheard(self) -> bool:
-        """Whether more processes of models have died than models that tritonserver has given up."""
-        states = processes.children(self._process.pid).values()
-        return sum(state == "died" for state in states) > len(self._process.failed)
 
     def _waiting(self, models: Sequence[str]) -> str:
         return ", ".join(sorted(set(models) - self._process.loaded - self._process.failed))
