@@ -222,7 +222,7 @@ class Response:
                 sender.send(answer, True)
         finally:
             self._ended(self, answer)
-            # What the engine knows of the request knows this response. Without the ring all of it
+            # What the engine knows of the request knows this response. Without that cycle all of it
             # is freed now, and the collector, which stops every thread, has next to nothing to do.
             self._ticket, self.content = None, _OVER
 
