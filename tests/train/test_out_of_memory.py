@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +18,17 @@ from fusewire.train import Adam, replace
 from tests.train.test_hosts import STEPS, arguments, losses
 from tests.train.tiny_hosted import batch, classifier, examples
 
-MIB = 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @contextmanager
 def memory_for_a_batch_of(size: int) -> Iterator[None]:
-    """Of this one, and of none that takes some MiB more."""
+    """Memory for a training step of `size` sequences, and for none that takes some MiB more."""
     allocator = kernels.default_allocator()
     replace(classifier()).train()(**batch(examples(size))).loss.backward()
+    gc.collect()
     allocator.trim()
+    taken = reserved_and_free(allocator)
     model = replace(classifier()).train()
     loss = model(**batch(examples(size))).loss
     allocator.set_cap(allocator.stats()["reserved_bytes"] + MIB)
@@ -34,6 +37,21 @@ def memory_for_a_batch_of(size: int) -> Iterator[None]:
         yield
     finally:
         allocator.set_cap(0)
+        del taken
+
+
+def reserved_and_free(allocator: kernels.CachingAllocator) -> list[Any]:
+    """Buffers over all free memory of segments in which earlier tests still hold a block."""
+    buffers: list[Any] = []
+    size = GIB
+    allocator.set_cap(allocator.stats()["reserved_bytes"])
+    while size >= KIB:
+        try:
+            buffers.append(allocator.allocate(size, "tests"))
+        except kernels.OutOfMemory:
+            size //= 2
+    allocator.set_cap(0)
+    return buffers
 
 
 def test_accelerate_knows_the_error() -> None:
