@@ -1,4 +1,4 @@
-"""What the rows of the seq2seq benchmark say: a table, and the goals."""
+"""The table and the goals of the seq2seq benchmark, from its rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from benchmarks.goal import Goal
 from benchmarks.records import Rows
 
 OURS, RIVAL, INT8 = "fusewire", "ctranslate2", "ctranslate2-int8"
-# Times CTranslate2 in fp32, by sources.
+# Ratio to CTranslate2's time in fp32, by number of sources.
 WANTED = {1: 1.3, 32: 1.2}
 
 
 def goals(rows: Rows) -> list[Goal]:
-    """By the smaller of both ratios: of time, and of the cores' work."""
+    """Returns the goals by the smaller of two ratios: of time, and of CPU time."""
     found = []
     for row in rows:
         wanted = WANTED.get(row["sources"])
@@ -24,7 +24,7 @@ def goals(rows: Rows) -> list[Goal]:
 
 
 def table(rows: Rows) -> str:
-    """A line a case; without where and when it was measured."""
+    """Returns a table with a line per case; without where and when it was measured."""
     systems = list(dict.fromkeys(row["system"] for row in rows))
     found = {(row["case"], row["system"]): row for row in rows}
     lines = [
