@@ -20,7 +20,7 @@ from fusewire.generation.request import GenerationRequest
 
 from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 
-# median, standard deviation of the logarithm, maximum
+# Median, standard deviation of the logarithm, maximum.
 PROMPT, ANSWER = (64, 0.8, 512), (48, 0.9, 256)
 WARM = 0.2  # share of the time that is not measured
 

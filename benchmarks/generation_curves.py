@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BENCHMARK = "generation_poisson"
 CONTINUOUS, RUN_TO_COMPLETION = "continuous", "run to completion"
-# distinguishable with any colour vision
+# Distinguishable with any colour vision.
 COLORS = {CONTINUOUS: "#0072B2", RUN_TO_COMPLETION: "#D55E00"}
 KINDS = {"first_token_ms": "time to first token, ms", "inter_token_ms": "between tokens, ms"}
 NONE = float("nan")

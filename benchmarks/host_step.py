@@ -66,7 +66,7 @@ class Case:
     sequences: int
     parameters: dict[str, Any] = field(default_factory=dict)
     reads: bool = False  # a thread reads each token of all sequences
-    # the arguments of GenerationRequest for it
+    # The arguments of GenerationRequest for its listeners.
     listens: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -129,7 +129,7 @@ class Watched:
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
-            # called often in a step, and a thread's CPU clock is slow to read
+            # Called often in a step, and a thread's CPU clock is slow to read.
             began = time.perf_counter()
             try:
                 return call(*arguments)

@@ -83,7 +83,7 @@ async def _capacity(way: Way, asked: Saturation, texts: int) -> list[int]:
         while time.perf_counter() < window.end:
             text = next(numbers)
             answer = await way.send(text, 60.0, {})
-            # the server still reserves a share for tenants of the previous load
+            # The server still reserves a share for tenants of the previous load.
             if answer.outcome == REFUSED:
                 await asyncio.sleep(_RETRY_S)
                 continue

@@ -12,7 +12,7 @@ START_S = 15.0  # starting and stopping a server with its model
 PAUSE_S = 1.5  # after each load
 RAMP_S = 2.0  # until prompts alone are counted
 _CLIENTS_S = 1.0  # until the client processes run
-# added to a deadline, for a server that computes nothing expired: gRPC cancels such requests
+# Added to a deadline, for a server that computes nothing expired: gRPC cancels such requests.
 _RECOVERY_S = 0.5
 
 

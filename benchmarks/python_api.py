@@ -171,7 +171,7 @@ def rows(
     for side in sides.values():
         side()  # warms up
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    # less affected where other processes use the cores
+    # CPU seconds are meaningful even where other processes use the cores.
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     watch = machine.Watch()
     for turn in range(rounds):

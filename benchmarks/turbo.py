@@ -90,7 +90,7 @@ def measure(
     sequences = drawn_sequences(rng, folder, LENGTHS[name], count)
     facts = machine.facts(*PACKAGES)
     if options.device != "cpu":
-        # imports torch, which a run on a CPU leaves to other processes
+        # Imports torch, which a run on a CPU leaves to other processes.
         from benchmarks.gpu import facts as gpu
 
         facts = gpu.where(*PACKAGES)

@@ -103,7 +103,7 @@ def serve_closed(run: Run, policy: Policy, asked: Closed) -> Served:
     sequences = asked.sequences
     lengths = [len(each) for each in sequences]
     coming = iter(range(len(sequences)))
-    # with the time when each began to wait
+    # Waiting requests, with the time when each began to wait.
     waiting = dict.fromkeys(islice(coming, asked.under_way), 0.0)
     waited: list[float] = []
     batches = 0
@@ -114,7 +114,7 @@ def serve_closed(run: Run, policy: Policy, asked: Closed) -> Served:
             now = time.perf_counter() - began
             batches += 1
             waited += [now - waiting.pop(number) for number in batch]
-            # their clients send the next ones
+            # Their clients send the next ones.
             waiting |= dict.fromkeys(islice(coming, len(batch)), now)
     return Served(time.perf_counter() - began, waited, 0, batches)
 

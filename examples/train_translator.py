@@ -101,7 +101,7 @@ def main(folder: str, steps: int) -> None:
     pairs = [tokenizer(str(n), text_target=spelled(n)) for n in trained_on]
 
     model = replace(untrained(tokenizer))
-    # clips, so the Trainer need not
+    # Our Adam clips, so the Trainer need not.
     optimizer = Adam(model.parameters(), lr=2e-3, max_grad_norm=1.0)
     arguments = hf.Seq2SeqTrainingArguments(
         folder,

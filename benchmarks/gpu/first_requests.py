@@ -57,7 +57,7 @@ def measure(model: str, device: str, count: int) -> dict[str, Any]:
     embedder = fusewire.Embedder(model, device=device)
     load_s = time.perf_counter() - begin
     passes = []
-    # the second pass repeats the first: its times are those without first-time work
+    # The second pass repeats the first: its times are those without first-time work.
     for _ in range(2):
         ms = []
         for texts in requests(count):

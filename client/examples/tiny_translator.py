@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-# set before numpy is imported: the shards run in parallel
+# Set before numpy is imported: the shards run in parallel.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import json

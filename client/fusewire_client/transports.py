@@ -245,7 +245,7 @@ class AsyncHttpTransport:
                     for line in whole:
                         if (outputs := http_wire.streamed(response.status, line)) is not None:
                             yield outputs
-                # an error's body does not end with a newline
+                # An error's body does not end with a newline.
                 http_wire.streamed(response.status, rest)
 
     def _request(self, request: http_wire.HttpRequest, timeout_s: float) -> Any:

@@ -23,7 +23,7 @@ def gated(x: torch.Tensor, shape: tuple) -> torch.Tensor:
 
 def gradient(forward, t: Tensors, shape: tuple) -> torch.Tensor:
     x = t["x"].clone().requires_grad_()
-    # so that `none` has a gradient function too
+    # So that `none` has a gradient function too.
     (forward(x, shape) + 0 * x.sum()).backward(t["dy"])
     return x.grad
 

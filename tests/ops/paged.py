@@ -227,7 +227,7 @@ def make_copies(rng: np.random.Generator, shape: Copies) -> Arrays:
     order = rng.permutation(pages)
     return {
         "cache": normal(rng, shape.planes, pages, shape.heads, shape.elements),
-        # a source may be copied twice
+        # A source may be copied twice.
         "from": order[rng.integers(0, max(pages - count, 1), count)],
         "to": order[pages - count :],
     }

@@ -64,7 +64,7 @@ def test_every_number_is_stored_as_torch_rounds_it(dim: int, scale: float, place
     qkv = np.concatenate([np.zeros((rows, dim), np.float32), *k_v[::1]], axis=1)
     arrays = {**inputs(shape, place), "qkv": qkv}
     cache = Float8Cache(Operands(place, "dense"), arrays, shape, (scale, 1.0))
-    # checks the range of codes
+    # Finite values first, through the check of their range in `floats`.
     cache.store(place.floats(np.nan_to_num(qkv, nan=0.0, posinf=1.0, neginf=1.0)))
     cache.store(_as_they_are(qkv, place))
     got = cache.new_rows()
@@ -109,7 +109,7 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
     step = Step(Operands(place, "dense"), arrays, shape, Float8Cache)
     before = place.numpy(step.qkv).copy()
     step.at_once()
-    # separate kernels rotate it in place
+    # Separate kernels rotate it in place.
     np.testing.assert_array_equal(place.numpy(step.qkv), before)
 
 

@@ -82,7 +82,7 @@ def sums_of_products(
 
 
 @pytest.mark.parametrize("rows", [1, 5, 300])
-# 0: aligned; 32: a copy is needed where the shape is odd
+# Bytes after the beginning of a cache line; a weight aligned to less than 32 bytes is copied.
 @pytest.mark.parametrize("first", [0, 32])
 @pytest.mark.parametrize("place", GPU, indirect=True)
 def test_a_gpu_reads_a_transposed_weight_as_it_lies(first: int, rows: int, place: Placement):

@@ -195,7 +195,7 @@ def test_weights_come_from_the_host_and_the_device_alike_with_scales_given_or_no
         place.exact(scales, np.float32),
     )  # fmt: skip
     seen = product(o, x, given)
-    # 448 / top is rounded differently
+    # They differ by roundings of 448 / top.
     assert np.abs(seen - right).max() <= np.abs(right).max() / 64
     there.refresh(place.floats(-weight), place.floats(-bias), place.stream)
     np.testing.assert_array_equal(product(o, x, there), -right)

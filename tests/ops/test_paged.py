@@ -298,7 +298,7 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
     step = Step(Operands(place, "dense"), make_added(np.random.default_rng(4), shape), shape)
     before = place.numpy(step.qkv).copy()
     step.at_once()
-    # separate kernels rotate it in place
+    # Separate kernels rotate it in place.
     np.testing.assert_array_equal(place.numpy(step.qkv), before)
 
 

@@ -179,7 +179,7 @@ def test_a_bad_id_on_a_gpu_has_no_gradient(place: Placement):
     found = []
     for bad in (7, -1, 2**40):
         wrong = np.where(ids == 5, bad, ids)
-        # a table of 7 rows, and the memory after it
+        # A table of 7 rows, and the memory after it.
         room = o.fp32(np.full((9, 24), 3.0, np.float32))
         k.embed_backward(room.first(7), o.int64(wrong), o.rows(dy), 1.0, False, place.stream)
         found.append(place.numpy(room).copy())

@@ -1,4 +1,4 @@
-"""A request with sound is read as it is sent, or refused by name."""
+"""A request with audio is read as it was sent, or rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever a folder's template or tokenizer does, it ends in time, and others do not wait."""
+"""Whatever a folder's template or tokenizer does, it is stopped in time, and other requests do not
+wait."""
 
 from __future__ import annotations
 
@@ -33,14 +34,15 @@ from tests.text_workers.folders import (
 )
 
 TIMEOUT_S = 60
-# A second, and what a busy machine takes to end the process: less than the product's own deadline.
+# A second, plus the time of a busy machine to end the process: less than the product's own
+# deadline.
 ENDED_S = 9.0
 MIB = 1 << 20
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., TextWorkers]]:
-    """started(template): workers of a folder that has it."""
+    """started(template): text workers of a folder with this template."""
     running: list[TextWorkers] = []
 
     def start(template: str | None = "{{ messages[-1].content }}", **given: Any) -> TextWorkers:
@@ -210,7 +212,7 @@ def test_a_call_that_loses_its_worker_is_made_again(started: Callable[..., TextW
     os.kill(killed, signal.SIGKILL)
     _until(lambda: pid(made) != killed)
     assert not late.done()
-    time.sleep(0.5)  # for the new one to load
+    time.sleep(0.5)  # until the new one is loaded
     os.kill(pid(made), signal.SIGKILL)
     with pytest.raises(Unavailable, match=r"^text worker: got SIGKILL, twice, wanted an answer"):
         late.result(TIMEOUT_S)
@@ -312,7 +314,7 @@ def test_a_call_that_waited_too_long_is_refused(
 
 
 def test_a_worker_ends_with_its_owner(tmp_path: Path) -> None:
-    """Also one that is busy, whose owner was killed."""
+    """This includes a busy worker whose owner was killed."""
     folder = text_folder(tmp_path / "folder", STRIP)
     program = (
         "from pathlib import Path\n"
@@ -355,13 +357,13 @@ def test_workers_that_were_never_needed_were_never_started(tmp_path: Path) -> No
 
 
 def _in_the_worker(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """Executed with its module as `w`, before it begins."""
+    """Executes the statement in each worker before it begins, with its module as `w`."""
     begun = f"w = program; {statement}\nprogram.main("
     monkeypatch.setattr(process, "_PROGRAM", process._PROGRAM.replace("program.main(", begun))
 
 
 def _resident(pid: int) -> int:
-    """Bytes; 0 of a process that has ended."""
+    """Returns the resident bytes; 0 for a process that has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, IndexError):
@@ -369,7 +371,7 @@ def _resident(pid: int) -> int:
 
 
 def _status(pid: int, field: str) -> str:
-    """Of /proc."""
+    """Returns a field of /proc/PID/status."""
     return Path(f"/proc/{pid}/status").read_text().split(f"{field}:")[1].split("\n")[0].strip()
 
 
