@@ -1,5 +1,9 @@
-"""Latency over throughput, from rows of generation_poisson: tables, the comparison of the two ways
-to batch, and the plot: `python -m benchmarks.generation_curves FILE [--plot curves.svg]`."""
+"""Tables and plot of latency over throughput, from rows of generation_poisson.
+
+    python -m benchmarks.generation_curves FILE [--plot curves.svg]
+
+They compare continuous with run-to-completion batching.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Continuous against run-to-completion batching of the same engine, with requests that arrive as in
-service: `python -m benchmarks.generation_poisson [--device cuda --model llama-8b]`.
+"""Continuous against run-to-completion batching of one engine, with requests arriving at random.
+
+    python -m benchmarks.generation_poisson [--device cuda --model llama-8b]
 
 Arrivals are a Poisson process; the lengths of prompts and answers have a log-normal distribution,
 as in chats. Run to completion: as many waiting requests as have room begin together, and none joins

@@ -1,5 +1,6 @@
-"""The overhead of a server in generation: `python -m benchmarks.generation_served [--device cuda
---model llama-8b]`.
+"""The overhead of a server in generation.
+
+    python -m benchmarks.generation_served [--device cuda --model llama-8b]
 
 The same prompts of token ids are sent to the engine in a process and then, through our client, to
 Triton, which serves the same folder: streams that begin together, greedy, with a fixed number of

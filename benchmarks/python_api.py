@@ -1,5 +1,6 @@
-"""The overhead of the Python interface over its engines: `python -m benchmarks.python_api [--device
-cuda]`.
+"""The overhead of the Python interface over its engines.
+
+    python -m benchmarks.python_api [--device cuda]
 
 `LLM.generate`: GPT-2 124M (random weights), greedy, texts of 128 tokens, 128 new tokens each: 64
 prompts, and 600, which are more than the engine admits at once. It is compared with the engine with

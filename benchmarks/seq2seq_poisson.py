@@ -1,5 +1,6 @@
-"""Translation with beam search of texts that arrive at random: `python -m
-benchmarks.seq2seq_poisson [--device cuda]`.
+"""Translation with beam search of texts that arrive at random.
+
+    python -m benchmarks.seq2seq_poisson [--device cuda]
 
 Marian of Transformer-base's size with random weights, whose texts never end by themselves, 4 beams.
 Arrivals are a Poisson process; lengths have a log-normal distribution, as sentences of news.

@@ -1,5 +1,6 @@
-"""Speed of training on several GPUs, compared with one, and with transformers on torch: `python -m
-benchmarks.training_ddp`.
+"""Speed of training on several GPUs, compared with one, and with transformers on torch.
+
+    python -m benchmarks.training_ddp
 
 The steps of `benchmarks.training --device cuda` under bf16 autocast, by one process per GPU: whole
 steps, whose Adam has a process group, and loops under DistributedDataParallel over NCCL, with

@@ -1,5 +1,6 @@
-"""Memory of a training step by what is recomputed, compared with transformers on torch: `python -m
-benchmarks.training_memory`.
+"""Memory of a training step by what is recomputed, compared with transformers on torch.
+
+    python -m benchmarks.training_memory
 
 The batches and models of `benchmarks.training`, fp32, dropout 0.1, each system in its own process,
 in its second step of forward and backward, whose gradients are added to those of the first. Counted

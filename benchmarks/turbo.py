@@ -1,5 +1,6 @@
-"""TurboTransformers' experiment with batches of requests of many lengths: `python -m
-benchmarks.turbo [--device cuda]`.
+"""TurboTransformers' experiment with batches of requests of many lengths.
+
+    python -m benchmarks.turbo [--device cuda]
 
 BERT-base (random weights; fp32 on a CPU, fp16 on a GPU); lengths drawn uniformly from 2 to 100 and
 from 5 to 500 tokens, the ranges of Fang et al. (PPoPP 2021). Policies: `alone` (no batching), `in

@@ -15,8 +15,8 @@ Benchmark = Callable[[argparse.Namespace, dict[str, Any]], Iterator[records.Rows
 
 
 def run(name: str, options: argparse.Namespace) -> None:
-    """Runs the benchmark and writes rows as they come, so that a later failure does not lose
-    them."""
+    """Runs the benchmark and writes each row as it is measured, so that a later failure loses
+    none."""
     import torch
 
     from benchmarks.gpu.facts import facts
