@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Tokens = list[list[int]]
 Translate = Callable[[Tokens, int, int], Tokens]
@@ -22,7 +22,7 @@ Translate = Callable[[Tokens, int, int], Tokens]
 _NEVER = -1e9
 
 
-def fusewire(folder: Path, threads: int) -> Translate:
+def fusewire(folder: Path, threads: int, quantize: Literal["none", "int8"] = "none") -> Translate:
     """The engine as it serves: requests in together, an event for each token, with its text."""
     from fusewire.engine.generation import GenerationEngine
     from fusewire.engine.generation_settings import GenerationSettings
@@ -30,7 +30,9 @@ def fusewire(folder: Path, threads: int) -> Translate:
     from benchmarks.translated import translated
 
     # The same sources come again, and finding them would be no measurement.
-    settings = GenerationSettings(threads=threads, prefix_caching=False, max_sequences=256)
+    settings = GenerationSettings(
+        threads=threads, prefix_caching=False, max_sequences=256, quantize=quantize
+    )
     engine = GenerationEngine(folder, settings)
 
     return lambda sources, beams, tokens: translated(engine, sources, beams, tokens).tokens
@@ -90,14 +92,15 @@ def transformers_eager(folder: Path, threads: int) -> Translate:
     return translate
 
 
-# fp32 but for the last, which stands beside.
+# In fp32, except for the last two.
 SYSTEMS: dict[str, Callable[[Path, int], Translate]] = {
     "fusewire": fusewire,
     "ctranslate2": ctranslate2,
     "transformers": transformers_eager,
+    "fusewire-int8": partial(fusewire, quantize="int8"),
     "ctranslate2-int8": partial(ctranslate2, compute_type="int8"),
 }
-PACKAGES = {"ctranslate2-int8": "ctranslate2"}
+PACKAGES = {"fusewire-int8": "fusewire", "ctranslate2-int8": "ctranslate2"}
 
 
 def write_marian(folder: Path, **changes: Any) -> int:
