@@ -1,5 +1,5 @@
 // Lets this thread allocate device memory and wait for events while it or another thread captures a
-// graph. These operations do not become part of the graph.
+// graph. These operations must not be part of the graph.
 #pragma once
 
 #include <mutex>

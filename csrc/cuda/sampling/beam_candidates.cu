@@ -6,8 +6,8 @@
 // that reach it, not many more than n, and orders the candidates that it finds there. The result is
 // exact, because rounding is monotonic: the score of a strip's largest logit is the largest score
 // in the strip. If masses of equal scores reach the bound, a radix selection over these strips
-// finds the exact bound. The size of segments depends on the width of a row alone, and so does the
-// order of every sum.
+// finds the exact bound. Segments depend on the width of a row alone, and so does the order of
+// every sum.
 //
 // There is little arithmetic. The time is spent waiting for memory and for other threads, so the
 // code does both as rarely as it can.
