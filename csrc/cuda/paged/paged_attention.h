@@ -69,8 +69,8 @@ bool sm90_cached_attention(const AttentionArguments& a, const RotaryArguments* r
                            const Stream& stream);
 
 // The kernels for one new token per sequence and a short context (T is __half or __nv_bfloat16).
-// `fits` returns whether the batch is one. The second is for new tokens that are not in the cache
-// yet, without RoPE; it returns false, and does nothing, if the batch is not one.
+// `fits` returns whether the batch is one. cached_short_attention is for new tokens that are not in
+// the cache yet, without RoPE; it returns false, and does nothing, if the batch is not one.
 bool paged_short_fits(const AttentionArguments& a);
 template <class T>
 void paged_short_attention(const AttentionArguments& a, const Stream& stream);
