@@ -1,4 +1,4 @@
-// The pages of beams, many requests a call: arrays in, arrays out.
+// Binds the page tables of beams. Each call serves many requests, with arrays in and out.
 #include "generation/beam_pages.h"
 
 #include <pybind11/stl.h>
@@ -18,7 +18,8 @@ namespace {
 namespace py = pybind11;
 using namespace py::literals;
 
-// Rows of request i: offsets[i] to offsets[i + 1] of `rows`.
+// Throws Error unless request i has the rows offsets[i] to offsets[i + 1] of `rows`; rows -1: any
+// number.
 void expect_offsets(const char* call, const Array<int32_t>& offsets, size_t requests,
                     py::ssize_t rows) {
   bool fits = offsets.ndim() == 1 && offsets.shape(0) == static_cast<py::ssize_t>(requests) + 1 &&
@@ -45,7 +46,7 @@ py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
   return array_of(wanted);
 }
 
-// What is to be done for the rows of the next step, and the pages that nobody reads any more.
+// The copies that the rows of the next step need, and the pages that no row reads any more.
 struct Forks {
   py::array_t<int64_t> sources, destinations;
   int64_t positions;

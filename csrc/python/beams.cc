@@ -1,4 +1,4 @@
-// Beam search's bookkeeping, many requests a call: arrays in, arrays out.
+// Binds the bookkeeping of beam search. Each call serves many requests, with arrays in and out.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ EarlyStopping early_stopping_of(const py::object& value) {
        ", wanted True, False or \"never\"");
 }
 
-// What runs on, the rows of the next step; and what is certain now.
+// The running beams, which are the rows of the next step, and the tokens that are settled now.
 struct Step {
   py::array_t<int32_t> offsets, parents;
   py::array_t<int64_t> tokens;
@@ -39,7 +39,7 @@ struct Step {
   bool full;
 };
 
-// What the device and a step are told of searches, which have one group each.
+// What the device and a step need of searches with one group each.
 struct SearchRows {
   py::array_t<int32_t> offsets;
   py::array_t<float> scores;

@@ -1,4 +1,4 @@
-// Blocks, layers and stacks of them.
+// Binds blocks, layers and stacks.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -20,7 +20,7 @@ namespace py = pybind11;
 
 // "(const Tensor& out, float eps)" -> {"out", "eps"}: the last word of each argument.
 const std::vector<std::string>& argument_names(const std::string& signature) {
-  static std::list<std::vector<std::string>> kept;  // py::arg holds pointers into these
+  static std::list<std::vector<std::string>> kept;  // py::arg keeps pointers into these
   std::vector<std::string> names;
   size_t begin = 1;
   while (begin < signature.size()) {

@@ -1,4 +1,4 @@
-// Instruction set and threads.
+// Binds the CPU's instruction sets and threads.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

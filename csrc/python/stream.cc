@@ -1,4 +1,4 @@
-// Streams, what crosses between host and device, and recorded work.
+// Binds streams, devices and captured graphs.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -12,7 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Work recorded on a stream. What it was recorded from is its owner's to keep alive.
+// A graph captured on a stream. Its owner must keep what it uses alive.
 struct Graph {
   std::shared_ptr<void> recorded;
 

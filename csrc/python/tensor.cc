@@ -1,4 +1,4 @@
-// Tensor, with numpy and DLPack at its edges. No copy is made in either direction.
+// Binds Tensor, with conversions from and to numpy and DLPack that never copy.
 #include "core/tensor.h"
 
 #include <pybind11/numpy.h>
@@ -43,7 +43,7 @@ Tensor from_numpy(const py::array& array) {
   } else if (kind == 'u' && size == 1) {
     dtype = DType::kUInt8;
   } else if (kind == 'u' && size == 2) {
-    dtype = DType::kBFloat16;  // numpy has no bfloat16; its bits are
+    dtype = DType::kBFloat16;  // numpy has no bfloat16: uint16 stands for its bits
   } else {
     fail("Tensor.from_numpy: got dtype ", std::string(py::str(array.dtype())),
          ", wanted float32, float16, int32, int64, uint8, or uint16 for the bits of a bfloat16");
@@ -71,7 +71,7 @@ py::array to_numpy(const Tensor& t) {
                        : t.dtype == DType::kInt32   ? "i4"
                        : t.dtype == DType::kInt64   ? "i8"
                        : t.dtype == DType::kUInt8   ? "u1"
-                                                    : "u2";  // a bfloat16's bits
+                                                    : "u2";  // the bits of a bfloat16
   const auto item = static_cast<py::ssize_t>(size_of(t.dtype));
   std::vector<py::ssize_t> shape(t.shape.rank()), strides(t.shape.rank());
   py::ssize_t stride = item;
@@ -112,7 +112,7 @@ Tensor columns(const Tensor& whole, int64_t begin, int64_t width) {
   return whole.columns(begin, width);
 }
 
-// Into memory that stays where it is.
+// Copies into existing memory.
 void write(const Tensor& to, const Tensor& source, const Stream& stream) {
   const bool from_host = source.device.type == DeviceType::kCpu;
   if (to.device != stream.device || !(from_host || source.device == to.device) ||

@@ -1,4 +1,4 @@
-// What texts so far say of their next tokens, many requests a call.
+// Binds token histories. Each call serves many requests.
 #include "generation/token_history.h"
 
 #include <pybind11/stl.h>
