@@ -110,7 +110,7 @@ def check(systems: Sequence[System], vocabulary: int, beams: Sequence[int], toke
         found = {system.name: system.run(work) for system in systems}
         for name, texts in found.items():
             same = sum(a == b for a, b in zip(texts, found[OURS], strict=True))
-            if name == INT8:
+            if name in INT8:
                 print(f"  {count} beams: {name} has {same} of {len(texts)} texts in common")
             elif same < len(texts):
                 raise SystemExit(f"{name}: got other tokens with {count} beams, wanted those of us")
@@ -135,7 +135,7 @@ def rows_of_case(turns: dict[str, list[Turn]], tokens: int, facts: records.Row) 
             **facts,
             "system": name,
             "version": machine.version_of(PACKAGES.get(name, name)),
-            "dtype": "int8" if name == INT8 else "float32",
+            "dtype": "int8" if name in INT8 else "float32",
             "median_ms": round(seconds[name] * 1e3, 2),
             "least_cpu_ms": round(worked[name] * 1e3, 2),
             "tokens_per_s": round(tokens / seconds[name], 1),

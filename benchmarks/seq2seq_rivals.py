@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Tokens = list[list[int]]
 Translate = Callable[[Tokens, int, int], Tokens]
@@ -22,7 +22,7 @@ Translate = Callable[[Tokens, int, int], Tokens]
 _NEVER = -1e9
 
 
-def fusewire(folder: Path, threads: int) -> Translate:
+def fusewire(folder: Path, threads: int, quantize: Literal["none", "int8"] = "none") -> Translate:
     """Our engine as it serves: requests submitted together, an event for each token, with its
     text."""
     from fusewire.engine.generation import GenerationEngine
@@ -31,7 +31,9 @@ def fusewire(folder: Path, threads: int) -> Translate:
     from benchmarks.translated import translated
 
     # The same sources are sent again, and prefix cache hits would spoil the measurement.
-    settings = GenerationSettings(threads=threads, prefix_caching=False, max_sequences=256)
+    settings = GenerationSettings(
+        threads=threads, prefix_caching=False, max_sequences=256, quantize=quantize
+    )
     engine = GenerationEngine(folder, settings)
 
     return lambda sources, beams, tokens: translated(engine, sources, beams, tokens).tokens
@@ -92,14 +94,15 @@ def transformers_eager(folder: Path, threads: int) -> Translate:
     return translate
 
 
-# All in fp32 except the last, which is shown for comparison.
+# All in fp32 except the last two.
 SYSTEMS: dict[str, Callable[[Path, int], Translate]] = {
     "fusewire": fusewire,
     "ctranslate2": ctranslate2,
     "transformers": transformers_eager,
+    "fusewire-int8": partial(fusewire, quantize="int8"),
     "ctranslate2-int8": partial(ctranslate2, compute_type="int8"),
 }
-PACKAGES = {"ctranslate2-int8": "ctranslate2"}
+PACKAGES = {"fusewire-int8": "fusewire", "ctranslate2-int8": "ctranslate2"}
 
 
 def write_marian(folder: Path, **changes: Any) -> int:

@@ -87,24 +87,24 @@ class Settings(StrictSettings):
     )
     dtype: Dtype = Field(
         default="auto",
-        description="Data type of weights and computation. auto: float32 on the CPU, float16 on "
-        "a GPU, or bfloat16 for models whose numbers outgrow that (T5). On the CPU bfloat16 is the "
-        "format of the matrices alone, and the computation is in float32.",
+        description="Data type of weights and computation. auto: float32 on the CPU, float16 on a "
+        "GPU, or bfloat16 for models whose hidden states overflow float16 (T5). On the CPU "
+        "bfloat16 is the storage format of the matrices only, and the computation is in float32.",
         json_schema_extra={"group": "model"},
     )
     quantize: Quantize = Field(
         default="none",
-        description="Format of the matrices of the model's layers. int8: on the CPU of tables of "
-        "words and language-model heads too, a quarter of float32's memory; on GPUs half of "
-        "float16's. fp8, on Hopper GPUs: float8 e4m3, half of float16's memory.",
+        description="Format of the weight matrices of the model's layers. int8: on the CPU also of "
+        "token embeddings and language-model heads, a quarter of float32's memory; on GPUs half "
+        "of float16's. fp8, on Hopper GPUs: float8 e4m3, half of float16's memory.",
         json_schema_extra={"group": "model"},
     )
     quantize_skip: str = Field(
         default="",
         max_length=1 << 20,
-        description="Matrices that quantize leaves in dtype, or in the folder's 4 bits, by the "
-        "names that `fusewire import --quantize` prints, with commas between them. "
-        "`fusewire import` sets it by measurement.",
+        description="Matrices that stay in dtype, or in the folder's 4 bits, by the names that "
+        "`fusewire import --quantize` prints, separated by commas. `fusewire import` sets it by "
+        "measurement.",
         json_schema_extra={"group": "model"},
     )
     graphs: bool = Field(
@@ -117,7 +117,7 @@ class Settings(StrictSettings):
         gt=0,
         le=_MOST_MS,
         description="Latency objective in milliseconds: the deadline, from its arrival, of a "
-        "request that names none. Default: no deadline.",
+        "request without one. Default: no deadline.",
         json_schema_extra={"group": "batching"},
     )
     max_queue_ms: float | None = Field(

@@ -46,7 +46,8 @@ from fusewire.generation.prompt import Prompt, Sound, read_prompt
 from fusewire.generation.request import GenerationRequest
 from fusewire.models import SpeechModel
 from fusewire.text.detokenizer import Detokenizer
-from fusewire.text.tokenizer import Tokenizer, limit_tokenizer_threads
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import limit_tokenizer_threads
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel

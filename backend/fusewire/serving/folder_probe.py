@@ -10,7 +10,8 @@ from fusewire.models import blueprint_of, image_folders, read_config, reads_imag
 from fusewire.serving.config import GeneratorSettings, ModelSettings
 from fusewire.serving.probe import ProbeTensor, without_tokenizer
 from fusewire.tasks.sentence_files import SentenceFiles
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import TokenizerFault
 from fusewire.weights import open_folder
 
 _TEXT = "Is this model awake?"

@@ -21,7 +21,8 @@ from fusewire.settings import MOST_WINDOWS
 from fusewire.tasks.rows import IdRow, Query, Row, TextRow, Tokens
 from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.long_pairs import shortened
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import TokenizerFault
 
 # Question answering reads windows of this many tokens by default, as transformers does.
 WINDOW_TOKENS = 384

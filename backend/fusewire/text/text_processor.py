@@ -13,8 +13,9 @@ from typing import Any
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.least_tokens import WORTH_WHILE
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
 from fusewire.text.tokenizer_files import WANTED
+from fusewire.text.tokenizer_library import TokenizerFault
 
 # Tokenising takes a few hundred bytes of memory a character, so longer texts are refused: with more
 # characters than these, and more for each token that the model reads.

@@ -6,9 +6,7 @@ carries (all-MiniLM-L6-v2's cuts at 128 tokens) are training leftovers and switc
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from fusewire.text.piece_text import Joining, PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
 from fusewire.text.sentencepiece_model import BYTE
 from fusewire.text.small_blenderbot import small_blenderbot
+from fusewire.text.special_roles import role_id
 from fusewire.text.token_text import TokenText
 from fusewire.text.tokenizer_files import (
     CONFIG,
@@ -38,6 +37,7 @@ from fusewire.text.tokenizer_files import (
     tokenizer_config,
     tokenizer_file,
 )
+from fusewire.text.tokenizer_library import TokenizerFault, tokenizer_faults, with_same_parts
 from fusewire.text.tokenizer_settings import (
     add_listed_tokens,
     follow_bert_switches,
@@ -46,42 +46,6 @@ from fusewire.text.tokenizer_settings import (
 )
 from fusewire.weights import file_in
 from fusewire.weights.formats import TOKENIZER as FILE
-
-# Folders often leave out the names that their tokenizer class has by default. These spellings
-# count only where tokenizer.json itself lists them as special tokens.
-_USUAL_NAMES = {
-    "mask_token": ("[MASK]", "<mask>"),
-    "cls_token": ("[CLS]", "<s>"),
-    "sep_token": ("[SEP]", "</s>"),
-    "pad_token": ("[PAD]", "<pad>"),
-    "unk_token": ("[UNK]", "<unk>"),
-}
-
-
-def limit_tokenizer_threads(threads: int) -> None:
-    """Keeps the tokenizer's thread pool (one for the process, made at its first use) to `threads`;
-    0 leaves one a core. It rests while kernels compute, so together they fill the cores once.
-
-    TOKENIZERS_PARALLELISM stays as the operator set it: unset, the library itself goes serial in a
-    forked child, where its pool would deadlock.
-    """
-    if threads > 0:
-        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
-
-
-class TokenizerFault(Exception):
-    """The Rust library gave up, on a damaged tokenizer.json or a text it has no token for."""
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """Turns the library's errors, and its panics, which are no Exception, into TokenizerFault."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerFault(str(error)[:120]) from None
-        raise
 
 
 class Tokenizer:
@@ -115,11 +79,11 @@ class Tokenizer:
         else:
             self.special_ids = numbering.skipped
             self.languages = numbering.languages
-        self.mask_id = self._role(config, "mask_token")
-        self.cls_id = self._role(config, "cls_token")
-        self.sep_id = self._role(config, "sep_token")
-        self.pad_id = self._role(config, "pad_token")
-        self.unk_id = self._role(config, "unk_token")
+        self.mask_id = role_id("mask_token", config, self._id, self._is_special)
+        self.cls_id = role_id("cls_token", config, self._id, self._is_special)
+        self.sep_id = role_id("sep_token", config, self._id, self._is_special)
+        self.pad_id = role_id("pad_token", config, self._id, self._is_special)
+        self.unk_id = role_id("unk_token", config, self._id, self._is_special)
         self.truncation_side = truncation_side(config)
         self.max_length = max_length(config)
         joins = numbering is not None and numbering.joining is not None
@@ -157,7 +121,7 @@ class Tokenizer:
         path = file_in(folder, FILE)
         assert path is not None
         try:
-            with _faults():
+            with tokenizer_faults():
                 backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
                 languages = follow_class(backend, tokenizer_class(folder, config), config)
         except TokenizerFault as fault:
@@ -196,11 +160,11 @@ class Tokenizer:
 
     def twin(self) -> Tokenizer:
         """The same again, for another thread: its state is its own."""
-        with _faults():
+        with tokenizer_faults():
             if self._numbering is None:
                 backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
             else:  # whose normaliser is ours, and cannot be written
-                backend = _same_parts(self.backend)
+                backend = with_same_parts(self.backend)
             return Tokenizer(backend, self._config, self._numbering, self.languages, self.bad_bytes)
 
     @cached_property
@@ -263,7 +227,7 @@ class Tokenizer:
 
     def decode_as_spelled(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         """As `decode`, with the spaces that it would take away."""
-        with _faults():
+        with tokenizer_faults():
             if self._numbering is None and self.bad_bytes == "replace":
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
             skipped = self.special_ids if skip_special_tokens else frozenset()
@@ -293,7 +257,7 @@ class Tokenizer:
         encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
         if (numbering := self._numbering) is not None:
             texts = [numbering.marked(t) if isinstance(t, str) else t for t in texts]
-        with _faults():
+        with tokenizer_faults():
             if cut is None:
                 found = encode(texts, add_special_tokens=special_tokens)
             else:
@@ -309,7 +273,7 @@ class Tokenizer:
         kept. From any thread. Raises TokenizerFault."""
         if self._numbering is not None:
             text = self._numbering.marked(text)
-        with _faults():
+        with tokenizer_faults():
             (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
             added = self.added_tokens(pair=False) if special_tokens else 0
             encoded.truncate(max(most - added, 0), direction="left")
@@ -341,31 +305,10 @@ class Tokenizer:
         has_bytes = any(step["type"] == "ByteFallback" for step in steps)
         return byte_of_token if has_bytes else lambda piece: None
 
+    def _is_special(self, token: int) -> bool:
+        return self._numbering is not None or token in self.special_ids
+
     def _id(self, spelling: str) -> int | None:
         if self._numbering is not None:
             return self._numbering.special.get(spelling)
         return self.backend.token_to_id(spelling)
-
-    def _role(self, config: dict[str, Any], role: str) -> int | None:
-        named = config.get(role)
-        if isinstance(named, dict):
-            named = named.get("content")
-        if isinstance(named, str):
-            return self._id(named)
-        for usual in _USUAL_NAMES[role]:
-            index = self._id(usual)
-            if index is not None and (self._numbering or index in self.special_ids):
-                return index
-        return None
-
-
-def _same_parts(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """One that shares the model, which nobody changes."""
-    twin = tokenizers.Tokenizer(backend.model)
-    twin.normalizer = backend.normalizer
-    twin.pre_tokenizer = backend.pre_tokenizer
-    twin.decoder = backend.decoder
-    twin.post_processor = backend.post_processor
-    added = backend.get_added_tokens_decoder()
-    twin.add_tokens([added[index] for index in sorted(added)])
-    return twin

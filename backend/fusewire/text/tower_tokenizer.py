@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError, InvalidInput
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
 from fusewire.text.tokenizer_files import CONFIG
+from fusewire.text.tokenizer_library import TokenizerFault
 from fusewire.weights import read_json
 from fusewire.weights.formats import TOKENIZER as FILE
 

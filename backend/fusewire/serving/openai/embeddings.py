@@ -34,7 +34,7 @@ class EmbeddingRequest(EncoderBody):
 
     # Checked as a list of texts, of lists of ids, or of texts and images.
     input: Annotated[Any, AfterValidator(_rows)] = Field(
-        description='A text, or a list of them; of models of images {"image": "<base64>"}, too.'
+        description='A text, or a list of texts; for image models also {"image": "<base64>"}.'
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(

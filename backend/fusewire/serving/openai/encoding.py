@@ -34,8 +34,8 @@ class EncoderBody(Body):
         default=None,
         gt=0,
         le=86400,
-        description="Time limit of the answer: what cannot be computed within it is refused at "
-        "once. Default: the model's slo_ms.",
+        description="Time limit of the answer: a request that cannot be computed within it is "
+        "refused at once. Default: the model's slo_ms.",
     )
 
     def names_used(self) -> dict[str, str]:

@@ -66,10 +66,13 @@ class SpeechBody(Body):
 
     file: bytes = Field(description="A WAV, FLAC, MP3 or Ogg file.", repr=False)
     language: str | None = Field(
-        default=None, description="That is spoken, by its code or English name."
+        default=None,
+        description="Language of the audio, as a code or an English name. Default: the folder's, "
+        "otherwise detected.",
     )
     prompt: str = Field(
-        default="", description="A text that stands before what is said: names, spelling, style."
+        default="",
+        description="A text that precedes the transcription, to suggest names, spelling and style.",
     )
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: float | None = Field(
@@ -77,14 +80,14 @@ class SpeechBody(Body):
         ge=0,
         le=100,
         description="Above 0: sample. 0, the default: decode greedily, and again at higher "
-        "temperatures where a text repeats itself or is unlikely.",
+        "temperatures if a text repeats itself or is unlikely.",
     )
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         default=[],
         description="With verbose_json, which has segments by default: `word`, `segment` or both.",
     )
     stream: Annotated[bool, BeforeValidator(_not_streamed)] = Field(
-        default=False, description="false: an answer comes whole."
+        default=False, description="Only false is supported: the answer is not streamed."
     )
 
     @classmethod
