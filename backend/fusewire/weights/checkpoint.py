@@ -229,8 +229,8 @@ class Checkpoint:
         return of_quantised and not bias.float32(name).any()
 
     def release(self) -> None:
-        """Returns the memory of the file pages that were read to the system. Views that were taken
-        stay valid, and are read again when they are accessed."""
+        """Gives the memory of the file pages that were read back to the system. Views that were
+        taken stay valid; their pages are read again when they are accessed."""
         for tensor in self._of_each_file:
             tensor.release_file()
 

@@ -69,8 +69,8 @@ class StoredTensor:
         return self.dtype in FLOATS
 
     def release_file(self) -> None:
-        """Returns the memory of all pages of the tensor's file to the system; they are read again
-        when they are accessed."""
+        """Gives the memory of all pages of the tensor's file back to the system; they are read
+        again when they are accessed."""
         whole: Any = self.data
         while isinstance(whole, np.ndarray):
             whole = whole.base
