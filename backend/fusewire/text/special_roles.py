@@ -1,12 +1,12 @@
-"""Special tokens by role, as tokenizer_config.json names them."""
+"""Special tokens by their role in tokenizer_config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Folders often leave out the names that their tokenizer class has by default. These spellings
-# count only if the tokenizer itself lists them as special tokens.
+# Folders often leave out the names that their tokenizer class has by default. These names count
+# only if the tokenizer itself lists them as special tokens.
 _USUAL_NAMES = {
     "mask_token": ("[MASK]", "<mask>"),
     "cls_token": ("[CLS]", "<s>"),
@@ -22,8 +22,8 @@ def role_id(
     id_of: Callable[[str], int | None],
     is_special: Callable[[int], bool],
 ) -> int | None:
-    """The id of the token that has the role (`mask_token`, ...), or None. `id_of`: the id of a
-    spelling in the vocabulary."""
+    """Returns the id of the token with the role (`mask_token`, ...), or None. `id_of`: returns the
+    id of a string in the vocabulary."""
     named = config.get(role)
     if isinstance(named, dict):
         named = named.get("content")

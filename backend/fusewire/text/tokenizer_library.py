@@ -1,4 +1,4 @@
-"""The Rust library `tokenizers`: its threads, its faults, and copies of its objects."""
+"""The Rust library `tokenizers`: its threads, its errors, and copies of its objects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import tokenizers
 
 def limit_tokenizer_threads(threads: int) -> None:
     """Limits the thread pool of the tokenizers (one per process, created at its first use) to
-    `threads`; 0 leaves one per core. It is idle while kernels compute, so together they use the
-    cores once.
+    `threads`; 0 leaves one per core. The pool is idle while kernels compute, so the two do not
+    oversubscribe the cores.
 
     TOKENIZERS_PARALLELISM stays as the operator set it: without it, the library disables its pool
     in a forked child, where it would deadlock.
@@ -22,12 +22,13 @@ def limit_tokenizer_threads(threads: int) -> None:
 
 
 class TokenizerFault(Exception):
-    """The Rust library failed, on a damaged tokenizer.json or a text that it has no token for."""
+    """The Rust library failed, because of a damaged tokenizer.json or a text that it has no token
+    for."""
 
 
 @contextmanager
 def tokenizer_faults() -> Iterator[None]:
-    """Turns the library's errors, and its panics, which are not an Exception, into
+    """Converts the library's errors, and its panics, which are not subclasses of Exception, to
     TokenizerFault."""
     try:
         yield
@@ -38,7 +39,7 @@ def tokenizer_faults() -> Iterator[None]:
 
 
 def with_same_parts(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A copy that shares the model, which is never changed."""
+    """Returns a copy that shares the model, which never changes."""
     twin = tokenizers.Tokenizer(backend.model)
     twin.normalizer = backend.normalizer
     twin.pre_tokenizer = backend.pre_tokenizer
