@@ -18,7 +18,7 @@ _OPENED: dict[str, tuple[str, tuple[str, ...]]] = {
     "decoder": ("writes texts", ("LLM",)),
     "encoder-decoder": ("writes texts", ("LLM", "Embedder")),
     "images": ("reads images", _OF_IMAGES),
-    "speech": ("writes what is said in sound", ("Transcriber",)),
+    "speech": ("transcribes speech", ("Transcriber",)),
 }
 # Task that needs a head -> what the head does.
 _HEADS = {"classify": "labels texts", "label": "labels images"}

@@ -100,6 +100,6 @@ def _input(sound: object, name: str) -> Arrays:
         data = bytes(sound)
     else:
         got = type_name(sound)
-        wanted = "a file of sound (its path, its bytes, or open in binary), or samples (numpy)"
+        wanted = "an audio file (its path, its bytes, or open in binary), or samples (numpy)"
         raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
     return {"audio": np.array([base64.b64encode(data)], np.object_)}

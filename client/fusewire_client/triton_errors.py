@@ -43,7 +43,7 @@ _BY_HTTP_STATUS: dict[int, type[ClientError]] = {
     504: DeadlineExceeded,
 }
 
-_GENERATES = "one that does 'generate', or of sound 'transcribe'"
+_GENERATES = "one that does 'generate', or for audio 'transcribe'"
 _READS_IMAGES = "one that reads images"
 _HEARS = "one that does 'transcribe'"
 # The kinds of models that have a tensor, for errors of requests with a tensor that the model does
@@ -152,7 +152,7 @@ def _of_another_task(message: str, status: str = "") -> InvalidArgument | None:
         got, wanted = f"one that does {found[1]!r}", "one that does 'generate'"
     elif "support models with decoupled transaction policy" in message:
         got, wanted = "one that generates", "one that does another task"
-        remedy += ", or call generate(…), of sound transcribe(…)"
+        remedy += ", or call generate(…), for audio transcribe(…)"
     else:
         return None
     return InvalidArgument(f"model: got {got}, wanted {wanted}; {remedy}", status)

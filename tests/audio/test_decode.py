@@ -129,10 +129,10 @@ def flac_that_says(frames: int) -> bytes:
         (wave_file(b""), "no samples, wanted at least 1"),
         (wave_file(FULL + b"\0\0"), r"480001 samples, 30.0 s, wanted at most 480000, 30 s"),
         (wave_file(b"\0\0" * 8, frames=10**9), "1000000000 samples, 62500.0 s, wanted at most"),
-        (wave_file(b"\0\0" * 8, frames=9), "a file that ends before its sound does, after 8 of 9 "),
+        (wave_file(b"\0\0" * 8, frames=9), "a file that ends before its audio does, after 8 of 9 "),
         (wave_file(b"\0" * 18, channels=9), "9 channels, wanted 1 to 8 channels"),
-        (wave_file(b"\0\0" * 9, rate=999), "sound at 999 Hz, wanted 1000 to 192000 Hz"),
-        (wave_file(b"\0\0" * 9, rate=192001), "sound at 192001 Hz, wanted 1000 to 192000 Hz"),
+        (wave_file(b"\0\0" * 9, rate=999), "audio at 999 Hz, wanted 1000 to 192000 Hz"),
+        (wave_file(b"\0\0" * 9, rate=192001), "audio at 192001 Hz, wanted 1000 to 192000 Hz"),
         (written(np.zeros(31 * 8000), 8000, "FLAC"), "248000 samples, 31.0 s, wanted at most 24"),
         (written(np.zeros(31 * 48000), 48000, "MP3"), "samples, 31.0 s, wanted at most"),
         (flac_that_says(1 << 35), "34359738368 samples, 2147483.6 s, wanted at most"),
@@ -152,7 +152,7 @@ def test_a_file_that_was_cut_is_refused_with_what_there_is_and_was(kind, share):
     whole = written(rng.normal(0, 0.1, 10 * RATE), RATE, kind, "FLOAT" if kind == "WAV" else None)
     assert decoded(whole).size == 10 * RATE
     with pytest.raises(
-        InvalidInput, match=r"ends before its sound does, after \d+ of 160000"
+        InvalidInput, match=r"ends before its audio does, after \d+ of 160000"
     ) as no:
         decoded(whole[: int(len(whole) * share)])
     there = int(re.findall(r"after (\d+) of", str(no.value))[0])

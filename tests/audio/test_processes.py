@@ -104,14 +104,14 @@ def test_a_decoder_that_crashes_harms_its_request_alone(own, monkeypatch):
     _before_the_program(monkeypatch, harm)
     assert len(data) != len(bad)
     assert own.file(data, "audio").seconds == 1
-    with pytest.raises(Unavailable, match=r"^sound process: got SIGSEGV, twice, wanted an answer"):
+    with pytest.raises(Unavailable, match=r"^audio process: got SIGSEGV, twice, wanted an answer"):
         own.file(bad, "audio")
     assert own.file(data, "audio").seconds == 1
 
 
 def test_memory_of_a_sound_is_bounded(own, monkeypatch):
     _before_the_program(monkeypatch, "program._call_bytes = lambda *_: 1 << 20")
-    with pytest.raises(InvalidInput, match=r"sound that cannot be read \(it takes too much memory"):
+    with pytest.raises(InvalidInput, match=r"audio that cannot be read \(it takes too much memory"):
         own.samples(noise(30), "samples")
 
 

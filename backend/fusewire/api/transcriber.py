@@ -149,7 +149,7 @@ class Transcriber(GeneratingModel):
                 error has the outputs of the others.
         """
         one = isinstance(audio, _ONE) or _is_file(audio)
-        many: Any = [audio] if one else listed(_FIELD, audio, "sounds")
+        many: Any = [audio] if one else listed(_FIELD, audio, "audio files")
         named = {"language": language, "task": task, "return_timestamps": return_timestamps}
         asked = {**parameters, **{name: v for name, v in named.items() if v is not None}}
         sounds = []
@@ -199,7 +199,7 @@ def _checked(audio: Any) -> Any:
         _contents(audio, 0)
     if isinstance(audio, (bytes, bytearray, Path, np.ndarray)) or _is_file(audio):
         return audio
-    wanted = "a file of sound (its path, its bytes, or open in binary), or samples (numpy)"
+    wanted = "an audio file (its path, its bytes, or open in binary), or samples (numpy)"
     raise InvalidInput(_FIELD, type_name(audio), wanted, "convert it")
 
 
@@ -214,7 +214,7 @@ def _contents(file: Any, most_bytes: int = -1) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: it is closed
         reason = getattr(error, "strerror", None) or error
         named = file if isinstance(file, Path) else getattr(file, "name", "an open file")
-        got, wanted = f"{reason}: {named}", "a file of sound"
+        got, wanted = f"{reason}: {named}", "an audio file"
         raise InvalidInput(_FIELD, got, wanted, "correct the path") from None
     if not isinstance(data, bytes):
         got, wanted = "a file that is open as text", "one that is open in binary"

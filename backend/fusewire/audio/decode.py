@@ -46,7 +46,7 @@ def decode_sound(
     check_length(frames, rate, most_seconds, field)
     if frames < recording.least_frames:
         there = f"{frames} of {recording.frames} samples"
-        got = f"a file that ends before its sound does, after {there}"
+        got = f"a file that ends before its audio does, after {there}"
         raise InvalidInput(field, got, "a whole file", "send all of it")
     if resampler is not None:
         parts.append(resampler.end())
@@ -59,7 +59,7 @@ def decode_sound(
 def _check(recording: Recording, field: str) -> None:
     if not _LEAST_RATE <= recording.rate <= _MOST_RATE:
         wanted = f"{_LEAST_RATE} to {_MOST_RATE} Hz"
-        raise InvalidInput(field, f"sound at {recording.rate} Hz", wanted, REMEDY)
+        raise InvalidInput(field, f"audio at {recording.rate} Hz", wanted, REMEDY)
     if not 1 <= recording.channels <= _MOST_CHANNELS:
         wanted = f"1 to {_MOST_CHANNELS} channels"
         raise InvalidInput(field, f"{recording.channels} channels", wanted, REMEDY)

@@ -62,7 +62,7 @@ def _values(folder: Path | str) -> tuple[Mapping[str, Any], str]:
     nested = (read_json(folder, _NESTED_FILE) or {}).get(_NESTED_KEY)
     if not isinstance(nested, dict):
         raise CheckpointError(
-            f"{FILE}: got no such file, wanted it to compute the features of sound; download it "
+            f"{FILE}: got no such file, wanted it to compute the features of audio; download it "
             "into the model's folder"
         )
     return nested, _NESTED_FILE

@@ -14,7 +14,7 @@ from fusewire.audio.reader import Heard
 from fusewire.audio.samples import checked_samples
 from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
 
-_READS = Reads("sound process", "sound", "cut it where nobody speaks, and send the parts")
+_READS = Reads("audio process", "audio", "cut it where nobody speaks, and send the parts")
 
 
 class LongerSound(Exception):

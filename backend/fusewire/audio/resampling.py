@@ -18,7 +18,7 @@ class Resampler:
         try:
             import soxr
         except ImportError:
-            got, allowed = f"sound at {rate} Hz", f"{wanted} Hz without soxr, which resamples"
+            got, allowed = f"audio at {rate} Hz", f"{wanted} Hz without soxr, which resamples"
             remedy = f"run pip install 'fusewire[audio]' on the server, or {REMEDY}"
             raise InvalidInput(field, got, allowed, remedy) from None
         self._stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")

@@ -37,7 +37,7 @@ def checked_samples(
 def check_length(samples: int, rate: int, most_seconds: int, field: str) -> None:
     """Raises InvalidInput for no samples, and TooLong for more than `most_seconds` at this rate."""
     if samples == 0:
-        raise InvalidInput(field, "no samples", "at least 1", "send some sound")
+        raise InvalidInput(field, "no samples", "at least 1", "send some audio")
     if samples > most_seconds * rate:
         got = f"{samples} samples, {samples / rate:.1f} s"
         wanted = f"at most {most_seconds * rate}, {most_seconds} s at {rate} Hz"

@@ -53,7 +53,7 @@ class SpeechModel(Seq2SeqModel):
     def _check_sources(self, sources: SourceBatch, lengths: NDArray[np.int32]) -> None:
         if sources.features is None:
             got, wanted = "none", f"float32 of shape {list(self.features_shape)} for each source"
-            raise InvalidInput("features", got, wanted, "compute them of the sound")
+            raise InvalidInput("features", got, wanted, "compute them from audio")
         self._frames.check(sources.features)
         if (lengths != self.max_source_length).any() or len(lengths) != len(sources.features):
             got = f"sources of {lengths.tolist()} rows for {len(sources.features)} features"

@@ -52,7 +52,7 @@ def read(
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
     given = [name for name in _SOUNDS if name in inputs]
     if len(given) != 1:
-        got = " and ".join(given) or "no sound"
+        got = " and ".join(given) or "no audio"
         raise InvalidInput(given[0] if given else "audio", got, "audio or samples", "send one")
     wanted = returned(inputs, TRANSCRIBE_RETURNED)
     values = sent_parameters(inputs, parameters)
@@ -83,7 +83,7 @@ def _heard(field: str, array: NDArray[Any], reader: ReadsSound) -> Heard:
         data = data.encode(errors="replace")
     if not isinstance(data, bytes):
         got = type_name(data)
-        raise InvalidInput(field, got, "bytes of a file of sound", "send a file, or samples")
+        raise InvalidInput(field, got, "bytes of an audio file", "send a file, or samples")
     if not data.startswith(_FILES):
         with contextlib.suppress(binascii.Error):  # `reader.file` refuses what is neither
             data = base64.b64decode(data, validate=True)

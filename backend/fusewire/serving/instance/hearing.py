@@ -27,8 +27,8 @@ class Hearing:
         short = min(SHORT_SECONDS, most_seconds)
         self._short = SoundProcesses(log_mel, most_seconds, short)
         self._long = SoundProcesses(log_mel, most_seconds, most_seconds)
-        self._arrived = WorkQueue("queue: got sound", most_waiting, threads=_SHORT_THREADS)
-        self._found_long = WorkQueue("queue: got long sound", most_waiting, threads=_LONG_THREADS)
+        self._arrived = WorkQueue("queue: got audio", most_waiting, threads=_SHORT_THREADS)
+        self._found_long = WorkQueue("queue: got long audio", most_waiting, threads=_LONG_THREADS)
 
     def take(self, begin: Callable[[ReadsSound], None], fail: Callable[[Exception], None]) -> None:
         """Queues a request. Raises QueueFull. `begin` reads and submits it, and is called again

@@ -42,7 +42,7 @@ _TOO_LARGE = (
 )
 _UPLOAD_TOO_LARGE = (
     f"file: got a body of over {MOST_UPLOAD_BYTES} bytes, wanted at most as many; compress the "
-    "sound, send it in parts, or send it to Triton"
+    "audio, send it in parts, or send it to Triton"
 )
 _TOO_MANY = (
     f"body: got one for which there is no room, wanted at most {MOST_TOTAL_BYTES} bytes of bodies "
