@@ -37,12 +37,13 @@ FUSEWIRE_INLINE void prefetch(const Epilogue& epilogue, const float* out, int64_
   }
 }
 
-// Writes up to kColumns columns of kRows rows.
-template <int kRows>
-FUSEWIRE_INLINE void finish(const Vec (&sum)[kRows][2], const Epilogue& epilogue, float* out,
-                            int64_t out_stride, int64_t columns) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
+// Writes up to kColumns columns of `rows` rows. Once in a file rather than in each tile, of which
+// it would be most of the code and of the time to compile; not shared by files, whose rules of
+// contraction differ.
+[[maybe_unused]] static __attribute__((noinline)) void finish(const Vec (*sum)[2], int rows,
+                                                              const Epilogue& epilogue, float* out,
+                                                              int64_t out_stride, int64_t columns) {
+  for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const int64_t first = half * kLanes;
