@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Containers often set it; every process that imports transformers would compile it again, 5 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # What is fetched and built is worth a line, what is there already is not.
 NEWS := | sed -u '/^Requirement already satisfied/d'
 # The kernels for GPUs are built where nvidia-smi shows one and nvcc is installed (cmake/cuda.cmake),
