@@ -85,13 +85,17 @@ test: $(VENV)/.test
 # compiles their kernels on any machine), long tests, and numpy 2, which only the embedded server
 # cannot have. With it runs what hands arrays over, once: the kernels' binding and the models on the
 # wheel's module, as that is the one another compiler built, the rest on the one that is installed.
-# Nothing of numpy is in programs of C++, pages and text workers; clients and benchmarks take what
-# others installed, and processes and trainers of torch take tensors.
+# What numpy 2 or another compiler changes shows in each value of a parameter, so combinations are
+# left out. Nothing of numpy is in programs of C++, pages, the hub's downloads, text workers and texts
+# that no SentencePiece model reads; clients and benchmarks take what others installed, and processes
+# and trainers of torch take tensors.
 # What measures time, marked `alone` (the attacks, the faults), waits most of the time: the wheels
 # are compiled meanwhile, by processes that yield to all others.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py \
+            tests/test_architecture.py tests/test_hub.py \
+            $(patsubst %,tests/text/test_%.py,bounded_json chat_template detokenizer languages long_pairs) \
             $(patsubst %,tests/train/test_%.py,hosts lightning ddp sharded step_processes)
 sweep: $(VENV)/.test $(VENV)/.release
 	.ci/resolve
@@ -101,9 +105,9 @@ sweep: $(VENV)/.test $(VENV)/.release
 	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
-	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' -n $(WORKERS)
-	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n $(WORKERS) --dist loadfile \
-	  $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
+	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' --each-value -n $(WORKERS)
+	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' --each-value -n $(WORKERS) \
+	  --dist loadfile $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
 	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
