@@ -121,7 +121,7 @@ $(VENV)/.release: $(VENV)/.installed cmake/cuda-compiler.txt
 
 wheels: $(VENV)/.release
 	rm -rf build/wheels dist
-	@echo "== building the wheel for CPUs (3 minutes on two cores)"
+	@echo "== building the wheel for CPUs (2 minutes on two cores)"
 	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28 -s' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
 	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
