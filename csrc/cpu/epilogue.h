@@ -1,4 +1,4 @@
-// What follows the sums of a tile while they are in registers: bias, activation, residual.
+// What follows the sums of a tile while they are in L1: bias, activation, residual.
 #pragma once
 
 #include "core/gemm.h"

@@ -3,7 +3,7 @@
 // Weights are packed once into panels of 32 output columns, [n / 32][k][32], the same for every
 // instruction set. An output element's value does not depend on how many rows the call has or how
 // the work was split, so a request's answer is bit-equal in any batch. Bias, activation and
-// residual are applied while the sums are in registers. Nothing is compiled or tuned per shape:
+// residual are applied while a tile's sums are in L1. Nothing is compiled or tuned per shape:
 // ragged batches bring a new row count with every call.
 // The blocking follows Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 // (2008), without the packing of x: its broadcasts hide behind the multiply-adds.
