@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Containers often set it; every process that imports transformers would compile it again, 5 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # What is fetched and built is worth a line, what is there already is not.
 NEWS := | sed -u '/^Requirement already satisfied/d'
 # The kernels for GPUs are built where nvidia-smi shows one and nvcc is installed (cmake/cuda.cmake),
@@ -80,25 +82,32 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and not sweep'
 
 # What is exhaustive and slow: every set of requirements, the wheels (those for GPUs too: this
-# compiles their kernels on any machine), long tests (what measures time, marked `alone`, as the
-# attacks, comes after the others), and numpy 2, which only the embedded server cannot have. With it
-# runs what hands arrays over, once: the kernels' binding and the models on the wheel's module, as
-# that is the one another compiler built, the rest on the one that is installed. Nothing of numpy is
-# in programs of C++, pages and text workers; clients and benchmarks take what others installed, and
-# processes and trainers of torch take tensors.
+# compiles their kernels on any machine), long tests, and numpy 2, which only the embedded server
+# cannot have. With it runs what hands arrays over, once: the kernels' binding and the models on the
+# wheel's module, as that is the one another compiler built, the rest on the one that is installed.
+# What numpy 2 or another compiler changes shows in each value of a parameter, so combinations are
+# left out. Nothing of numpy is in programs of C++, pages, the hub's downloads, text workers and texts
+# that no SentencePiece model reads; clients and benchmarks take what others installed, and processes
+# and trainers of torch take tensors.
+# What measures time, marked `alone` (the attacks, the faults), waits most of the time: the wheels
+# are compiled meanwhile, by processes that yield to all others.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py \
+            tests/test_architecture.py tests/test_hub.py \
+            $(patsubst %,tests/text/test_%.py,bounded_json chat_template detokenizer languages long_pairs) \
             $(patsubst %,tests/train/test_%.py,hosts lightning ddp sharded step_processes)
-sweep: $(VENV)/.test wheels
+sweep: $(VENV)/.test $(VENV)/.release
 	.ci/resolve
+	nice -n 19 $(MAKE) wheels & wheels=$$!; \
+	  $(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'; tests=$$?; \
+	  wait $$wheels && exit $$tests
 	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'
 	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
-	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' -n $(WORKERS)
-	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n $(WORKERS) --dist loadfile \
-	  $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
+	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' --each-value -n $(WORKERS)
+	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' --each-value -n $(WORKERS) \
+	  --dist loadfile $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
 	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
@@ -106,10 +115,13 @@ sweep: $(VENV)/.test wheels
 # Without -s zig makes debug information, seven eighths of every object, to strip it in the end.
 WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
-wheels: $(VENV)/.installed
+$(VENV)/.release: $(VENV)/.installed cmake/cuda-compiler.txt
 	@$(PIP) --quiet --no-build-isolation '.[release]' -r cmake/cuda-compiler.txt
+	@touch $@
+
+wheels: $(VENV)/.release
 	rm -rf build/wheels dist
-	@echo "== building the wheel for CPUs (3 minutes on two cores)"
+	@echo "== building the wheel for CPUs (2 minutes on two cores)"
 	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28 -s' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
 	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl

@@ -8,7 +8,23 @@ import torch
 from fusewire import devices
 from fusewire.placement import Placement
 
-from tests import places
+from tests import each_value, places
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--each-value",
+        action="store_true",
+        help="run each value of a test's parameters once on each target, not all combinations",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # of what other options leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--each-value"):
+        kept = dict.fromkeys(each_value.chosen(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

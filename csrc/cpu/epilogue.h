@@ -1,4 +1,4 @@
-// The epilogue of a tile, applied while its sums are in registers: bias, activation, residual.
+// The epilogue of a tile, applied while its sums are in L1: bias, activation, residual.
 #pragma once
 
 #include "core/gemm.h"
@@ -37,12 +37,13 @@ FUSEWIRE_INLINE void prefetch(const Epilogue& epilogue, const float* out, int64_
   }
 }
 
-// Applies the epilogue and writes up to kColumns columns of kRows rows.
-template <int kRows>
-FUSEWIRE_INLINE void finish(const Vec (&sum)[kRows][2], const Epilogue& epilogue, float* out,
-                            int64_t out_stride, int64_t columns) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
+// Applies the epilogue and writes up to kColumns columns of `rows` rows. Compiled once per file
+// rather than in each tile, where it would be most of the code and of the compile time. Not shared
+// by files, as their contraction rules differ.
+[[maybe_unused]] static __attribute__((noinline)) void finish(const Vec (*sum)[2], int rows,
+                                                              const Epilogue& epilogue, float* out,
+                                                              int64_t out_stride, int64_t columns) {
+  for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const int64_t first = half * kLanes;

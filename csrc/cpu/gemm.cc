@@ -3,8 +3,8 @@
 // Weights are packed once into panels of 32 output columns, [n / 32][k][32], the same for every
 // instruction set. The value of an output element depends neither on the number of rows of the call
 // nor on how the work is split, so a request's result is bit-equal in any batch. Bias, activation
-// and residual are applied while the sums are in registers. Nothing is compiled or tuned per shape:
-// ragged batches have a new row count with every call.
+// and residual are applied while the sums of a tile are in L1. Nothing is compiled or tuned per
+// shape: ragged batches have a new row count with every call.
 // The blocking follows Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 // (2008), without the packing of x: its broadcasts hide behind the multiply-adds.
 #include "cpu/gemm.h"

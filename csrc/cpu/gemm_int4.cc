@@ -115,8 +115,10 @@ FUSEWIRE_INLINE void multiply(const Int4Operands<kHasZeros>& p, Vec (&sum)[kRows
   const int64_t whole = p.k / length;
   const uint32_t* ahead = p.ahead;
   int64_t chain = 0;
-  for (; chain + kAtOnce <= whole; chain += kAtOnce) {
-    multiply_chains<kRows, kFetch, kAtOnce>(p, chain, length, ahead, sum);
+  if constexpr (kAtOnce > 1) {
+    for (; chain + kAtOnce <= whole; chain += kAtOnce) {
+      multiply_chains<kRows, kFetch, kAtOnce>(p, chain, length, ahead, sum);
+    }
   }
   for (; chain * length < p.k; ++chain) {
     const int64_t left = p.k - chain * length;

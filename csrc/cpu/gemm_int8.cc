@@ -147,7 +147,7 @@ __attribute__((noinline)) void add_up(UnsignedVec (*to)[2], const uint32_t* star
   }
 }
 
-// Scales the sums of a tile and applies the epilogue, row by row.
+// Scales the sums of a tile and applies the epilogue.
 __attribute__((noinline)) void write_tile(const GemmArguments& a, const Tile& at, int rows,
                                           const UnsignedVec (*sums)[2], const float* row_scales) {
   const int64_t column = at.panel * kPanel + at.inside;
@@ -160,17 +160,16 @@ __attribute__((noinline)) void write_tile(const GemmArguments& a, const Tile& at
           present >= kLanes ? load(scales + first) : load_first(scales + first, present);
     }
   }
-  float* out = static_cast<float*>(a.out) + column;
+  Vec products[kMaxRows][2];
   for (int r = 0; r < rows; ++r) {
-    Vec product[1][2];
     for (int half = 0; half < 2; ++half) {
       const IntVec exact = reinterpret_cast<IntVec>(sums[r][half]);
-      product[0][half] = __builtin_convertvector(exact, Vec) * (row_scales[r] * column_scale[half]);
+      products[r][half] =
+          __builtin_convertvector(exact, Vec) * (row_scales[r] * column_scale[half]);
     }
-    const int64_t row = at.row + r;
-    finish(product, epilogue_at(a, row, column), out + row * a.out_stride, a.out_stride,
-           at.columns);
   }
+  finish(products, rows, epilogue_at(a, at.row, column),
+         static_cast<float*>(a.out) + at.row * a.out_stride + column, a.out_stride, at.columns);
 }
 
 template <class Kernel>

@@ -21,29 +21,36 @@ FUSEWIRE_INLINE int64_t chain_of(const Operands&) {
   return kChain;
 }
 
-// Computes kRows x up to kColumns of the output in one micro-kernel call. `operands` are a Product
-// or another type with a `multiply` and parts. Not inlined, so that the compiler gives each row
-// count its own register allocation.
+// Computes the sums of one micro-kernel call, kRows x kColumns of the product. `operands` are a
+// Product or another type with a `multiply` and parts. Not inlined, so that the compiler gives each
+// row count its own register allocation, with nothing else to keep in registers.
 template <int kRows, Fetch kFetch, class Operands>
-__attribute__((noinline)) void tile(const Operands& operands, const Epilogue& epilogue, float* out,
-                                    int64_t out_stride, int64_t columns) {
-  // Prefetch what is read and written at the end. With kStream there are few rows, which wait for
-  // the panel alone.
-  if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
-  Vec sum[kRows][2];  // in memory; accessed once per chain
+__attribute__((noinline)) void add_up(Vec (&sum)[kRows][2], const Operands& operands) {
   const int64_t length = chain_of(operands);
   int64_t k = 0;
   do {
     const int64_t count = operands.k - k < length ? operands.k - k : length;
     Vec chain[kRows][2] = {};
     multiply<kRows, kFetch>(operands.part(k, count, fetched(kFetch)), chain);
-    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {  // unrolled, or the chains would not stay in registers
       sum[r][0] = k ? sum[r][0] + chain[r][0] : chain[r][0];
       sum[r][1] = k ? sum[r][1] + chain[r][1] : chain[r][1];
     }
     k += count;
   } while (k < operands.k);
-  finish(sum, epilogue, out, out_stride, columns);
+}
+
+// Computes kRows x up to kColumns of the output: one micro-kernel call and its epilogue.
+template <int kRows, Fetch kFetch, class Operands>
+FUSEWIRE_INLINE void tile(const Operands& operands, const Epilogue& epilogue, float* out,
+                          int64_t out_stride, int64_t columns) {
+  // Prefetch what is read and written at the end. With kStream there are few rows, which wait for
+  // the panel alone.
+  if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
+  Vec sum[kRows][2];
+  add_up<kRows, kFetch>(sum, operands);
+  finish(sum, kRows, epilogue, out, out_stride, columns);
 }
 
 // Computes a tile of a product with a packed weight, with its prefetches.

@@ -97,7 +97,7 @@ __attribute__((noinline)) void compute_rows(const W4A8Operands<typename Kernel::
   for (int r = 0; r < kRows; ++r) {
     for (int half = 0; half < 2; ++half) total[r][half] *= p.row_scales[r];
   }
-  finish(total, epilogue, out, out_stride, columns);
+  finish(total, kRows, epilogue, out, out_stride, columns);
 }
 
 template <class Kernel>

@@ -32,7 +32,7 @@ RENDERED = "<user>é\n<assistant>Who?\n"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = slow_folder(tmp_path_factory.mktemp("slow"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
+    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=2)
     with Server([f"writer={folder}"], settings, model_settings={"dtype": "float32"}) as server:
         yield server
 

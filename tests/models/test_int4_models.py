@@ -228,8 +228,8 @@ def test_an_encoder(tmp_path, place):
 
 @PLACES
 def test_they_take_half_a_byte_a_number(tmp_path, place):
-    width, inner = 256, 1024
-    written(tmp_path, gptq(group_size=128), hidden_size=width, intermediate_size=inner, head_dim=64)
+    width, inner = 128, 512
+    written(tmp_path, gptq(group_size=128), hidden_size=width, intermediate_size=inner)
     allocator = kernels.default_allocator(place.device)
 
     def held(skip: tuple[str, ...]) -> int:
