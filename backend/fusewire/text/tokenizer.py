@@ -75,9 +75,12 @@ class TokenizerFault(Exception):
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Turns the library's errors, and its panics, which are no Exception, into TokenizerFault."""
+    """Turns the library's errors, and its panics, which are no Exception, into TokenizerFault; our
+    own, of what a folder's files say, stay as they are."""
     try:
         yield
+    except CheckpointError:
+        raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise TokenizerFault(str(error)[:120]) from None
