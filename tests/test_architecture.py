@@ -347,6 +347,7 @@ MAY_IMPORT = {
         "generation",
         "kernels",
         "models",
+        "settings",
         "engine.generation_settings",
     },
     "engine.generation_folder": {

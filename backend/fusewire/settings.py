@@ -35,6 +35,15 @@ def names(text: str) -> frozenset[str]:
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
+def check_max_length(wanted: int | None, positions: int) -> None:
+    """ConfigurationError where the setting is more than the positions of the model."""
+    if wanted is not None and wanted > positions:
+        raise ConfigurationError(
+            f"max_length: got {wanted}, wanted at most {positions}, the positions that the model "
+            "has; lower or remove it"
+        )
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """Returns "did you mean NAME? " with the known name that is most similar, or "" if none is."""
     found = difflib.get_close_matches(name, list(known), n=1)

@@ -26,7 +26,7 @@ def prompt_inputs(prompt: Prompts, ids: Ids) -> tuple[list[Arrays], bool]:
     if isinstance(prompt, str):
         return [_string("text_input", "prompt", prompt)], False
     if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
-        raise InvalidArgument(f"prompt: got {type_name(prompt)}, wanted str; decode it")
+        raise _no_text("prompt", prompt)
     return [_string("text_input", f"prompt[{i}]", each) for i, each in enumerate(prompt)], True
 
 
@@ -48,7 +48,7 @@ def _ids(ids: Sequence[int] | np.ndarray) -> Arrays:
 
 def _string(tensor: str, name: str, text: object) -> Arrays:
     if not isinstance(text, str):
-        raise InvalidArgument(f"{name}: got {type_name(text)}, wanted str; decode it")
+        raise _no_text(name, text)
     try:
         return {tensor: np.array([text.encode()], np.object_)}
     except UnicodeEncodeError as error:
@@ -65,3 +65,9 @@ def json_text(name: str, value: object) -> str:
         raise InvalidArgument(
             f"{name}: got values that are not JSON ({error}), wanted values that are; convert them"
         ) from None
+
+
+def _no_text(name: str, got: object) -> InvalidArgument:
+    is_bytes = isinstance(got, (bytes, bytearray))
+    remedy = "decode it" if is_bytes else "give a text, or token ids as ids=…"
+    return InvalidArgument(f"{name}: got {type_name(got)}, wanted str; {remedy}")

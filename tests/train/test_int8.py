@@ -149,6 +149,26 @@ def test_what_cannot_train_in_int8_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_what_a_second_call_skips_is_plain_again(tmp_path: Path, model_type: str) -> None:
+    model = tiny_decoder(tmp_path, model_type, num_hidden_layers=1)
+    before = {name: type(module) for name, module in model.named_modules()}
+    names = [n for n, m in int8_layers(model).named_modules() if type(m) is not before[n]]
+    int8_layers(model, skip=names[:1])
+    rounded = [n for n, m in model.named_modules() if isinstance(m, Int8Linear | Int8Conv1D)]
+    assert rounded == names[1:]
+    assert type(model.get_submodule(names[0])) is before[names[0]]
+
+
+def test_autocast_is_refused(tmp_path: Path) -> None:
+    model = int8_layers(tiny_decoder(tmp_path, "llama", num_hidden_layers=1))
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(Unsupported, match=r"Int8Linear\.forward: got autocast, .*leave out torch"),
+    ):
+        model(torch.tensor([[1, 2, 3]]))
+
+
 def test_modules_that_change_their_class_after_replace_are_refused(tmp_path: Path) -> None:
     model = replace(tiny_decoder(tmp_path, "llama", num_hidden_layers=1))
     model.model.layers[0].mlp.up_proj.__class__ = Int8Linear

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -468,6 +470,22 @@ class TestRefusals:
             pytest.raises(Unsupported, match=r"BertModel\.forward: got autocast"),
         ):
             ours(**ragged("BertModel"))
+
+    @pytest.mark.parametrize(
+        "write_down",
+        [
+            partial(torch.jit.trace, strict=False),
+            torch.export.export,
+            lambda model, inputs: torch.onnx.export(model, inputs, io.BytesIO(), dynamo=False),
+        ],
+        ids=["trace", "export", "onnx"],
+    )
+    @pytest.mark.parametrize("name", ["BertModel", "GPT2LMHeadModel"])
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+    def test_what_torch_writes_down(self, name: str, write_down: Callable[..., Any]) -> None:
+        _, ours = both(name)
+        with pytest.raises(Unsupported, match=r"that torch traces or exports, .*save_pretrained"):
+            write_down(ours.eval(), (ragged(name)["input_ids"],))
 
     def test_padding_where_it_would_be_pooled(self) -> None:
         _, ours = both("BertForSequenceClassification")

@@ -25,7 +25,7 @@ from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.models import EncoderModel, ImageTextModel, load_encoder, read_config, reads_images
 from fusewire.models.image_text_model import ImageTextBatch
 from fusewire.placement import Placement
-from fusewire.settings import EngineSettings
+from fusewire.settings import EngineSettings, check_max_length
 from fusewire.tasks.contract import contract
 from fusewire.tasks.inputs import InputRules, TextInputs
 from fusewire.tasks.parameters import check_settings, override
@@ -228,11 +228,7 @@ class EncoderEngine:
         if wanted is None:
             named = self._task.text_limit()
             return min(named or self.model.max_length, self.model.max_length)
-        if wanted > self.model.max_length:
-            raise ConfigurationError(
-                f"max_length: got {wanted}, wanted at most {self.model.max_length}, the positions "
-                "that the model has; lower or remove it"
-            )
+        check_max_length(wanted, self.model.max_length)
         return wanted
 
     def _query(self, request: Request) -> Query:

@@ -11,6 +11,7 @@ from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.speech import SpeechTokens
 from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.speech_model import SpeechModel
+from fusewire.settings import check_max_length
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
@@ -30,13 +31,8 @@ def limits_of(
 ) -> GenerationLimits:
     """The limits of requests. ConfigurationError when the settings ask for more positions than the
     model has, or for less than the sound that a model of `speech` reads."""
-    longest, wanted = model.max_length, settings.max_length
-    if wanted is not None and wanted > longest:
-        raise ConfigurationError(
-            f"max_length: got {wanted}, wanted at most {longest}, the positions that the model "
-            "has; lower or remove it"
-        )
-    longest = wanted or longest
+    check_max_length(settings.max_length, model.max_length)
+    longest = settings.max_length or model.max_length
     tokens = longest * MOST_FULL_SEQUENCES
     source = None
     if isinstance(model, SpeechModel):

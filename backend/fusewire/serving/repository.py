@@ -17,7 +17,14 @@ from pathlib import Path
 
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.models import check_folder, model_kind, read_config, reads_images, tasks_of
+from fusewire.models import (
+    blueprint_of,
+    check_folder,
+    model_kind,
+    read_config,
+    reads_images,
+    tasks_of,
+)
 from fusewire.precision import Precision, check_kv_cache_dtype, check_skipped
 from fusewire.serving import model_config
 from fusewire.serving.config import (
@@ -37,6 +44,7 @@ from fusewire.serving.version_folder import (
     removed_on_error,
     replace_version,
 )
+from fusewire.settings import check_max_length
 from fusewire.tasks.contract import GENERATE, GENERATING, contract
 from fusewire.text.tokenizer_files import WANTED, tokenizer_file
 from fusewire.weights import open_folder
@@ -105,6 +113,8 @@ def import_folder(
     contract(checked.task)
     check_skipped(checked.quantize_skipped, check_folder(source, checked.task))
     images = reads_images(config)
+    if not images:
+        check_max_length(checked.max_length, blueprint_of(config, checked.task).max_length)
     if check_files(source, config, checked.task) is None and not images:
         _log.warning(
             "%s: has no tokenizer, so it takes input_ids and no texts; wanted %s; to fix it, call "

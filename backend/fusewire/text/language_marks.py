@@ -50,9 +50,11 @@ class LanguageMarks:
         if isinstance(named, str):
             named = self.code(named) or named  # PLBart's folders may have the token
         if named is not None and (not isinstance(named, str) or named not in known):
+            some = ", ".join(sorted(known)[:5])
+            wanted = f"a language of the model, as {some}" if some else "none: no token is one"
+            remedy = "correct the file" if some else "leave it out, or correct tokenizer_class"
             raise CheckpointError(
-                f"{CONFIG}: src_lang: got {repr(named)[:80]}, wanted a language of the model, as "
-                f"{', '.join(sorted(known)[:5])}; correct the file"
+                f"{CONFIG}: src_lang: got {repr(named)[:80]}, wanted {wanted}; {remedy}"
             )
         source = self.default if named is None else named
         return Languages(known, self.source_at, default_source=source if source in known else None)

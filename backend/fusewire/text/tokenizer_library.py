@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import tokenizers
 
+from fusewire.errors import CheckpointError
+
 
 def limit_tokenizer_threads(threads: int) -> None:
     """Limits the thread pool of the tokenizers (one per process, created at its first use) to

@@ -51,6 +51,28 @@ def refuse_flattened(model: Any, arguments: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_autocast(what: str) -> None:
+    """Raises Unsupported under autocast on CPUs, where `what` computes in fp32."""
+    if torch.is_autocast_enabled("cpu"):
+        raise Unsupported(
+            f"{what}.forward",
+            "autocast",
+            "fp32",
+            "leave out torch.autocast, and of a Trainer bf16 and fp16",
+        )
+
+
+def refuse_traced(what: str) -> None:
+    """Raises Unsupported where torch writes a call down, as for ONNX: kernels are not torch's."""
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        raise Unsupported(
+            f"{what}.forward",
+            "a call that torch traces or exports",
+            "one that computes",
+            "save_pretrained, load the folder with transformers and export that",
+        )
+
+
 def refuse_create_graph() -> None:
     """To be called in the backward of an autograd Function: raises Unsupported where gradients of
     gradients are wanted."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fusewire.models.config import Config
 from fusewire.models.image_parts import LayerNames, pre_norm_layers
 from fusewire.models.registry import image_encoder as image_row
 from fusewire.train import decoder, image_encoder, seq2seq, t5, text_encoder
+from fusewire.train.arguments import refuse_autocast, refuse_traced
 from fusewire.train.parts import Dropouts
 
 
@@ -203,15 +205,15 @@ class Forward:
         """That of transformers: its Trainer removes from a batch what it does not find here."""
         return inspect.signature(type(self._module).forward.__get__(self._module))
 
+    @property
+    def __code__(self) -> CodeType:
+        """For torch.export, which reads it to find the source of a forward before it calls it."""
+        return inspect.unwrap(type(self._module).forward).__code__
+
     @torch.compiler.disable  # it cannot trace kernels, and compiles what is around the layers
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled("cpu"):
-            raise Unsupported(
-                f"{self._family}.forward",
-                "autocast",
-                "fp32",
-                "leave torch.autocast for this model, and of a Trainer bf16 and fp16",
-            )
+        refuse_traced(self._family)
+        refuse_autocast(self._family)
         embeddings = self._module.get_input_embeddings()
         if self._module.training and hasattr(embeddings, "neftune_noise_alpha"):
             raise Unsupported(

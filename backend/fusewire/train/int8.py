@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
+from fusewire.train.arguments import refuse_autocast
 from fusewire.train.layers import TrainedLayers
 from fusewire.train.torch_tensors import view
 
@@ -36,6 +37,7 @@ class Int8Linear(nn.Linear):
         return self.weight
 
     def forward(self, input: Tensor) -> Tensor:
+        refuse_autocast(type(self).__name__)
         product: Tensor = _Product.apply(input, self.by_output, self.bias)
         return product
 
@@ -49,6 +51,7 @@ class Int8Conv1D(Conv1D):
         return self.weight.T
 
     def forward(self, x: Tensor) -> Tensor:
+        refuse_autocast(type(self).__name__)
         product: Tensor = _Product.apply(x, self.by_output, self.bias)
         return product
 
@@ -86,9 +89,9 @@ def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
             f"int8_layers: got {got}, wanted nn.Linear or Conv1D modules of layers; correct the "
             "names, or take a model that has them"
         )
-    for name, module in found.items():
-        if name not in skip:
-            module.__class__ = _ROUNDED.get(type(module), type(module))
+    for name, module in found.items():  # of an earlier call too
+        plain = nn.Linear if isinstance(module, nn.Linear) else Conv1D
+        module.__class__ = plain if name in skip else _ROUNDED[plain]
     return model
 
 
