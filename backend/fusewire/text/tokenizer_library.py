@@ -31,9 +31,12 @@ class TokenizerFault(Exception):
 @contextmanager
 def tokenizer_faults() -> Iterator[None]:
     """Converts the library's errors, and its panics, which are not subclasses of Exception, to
-    TokenizerFault."""
+    TokenizerFault. A CheckpointError, which our own code raises for the contents of a folder's
+    files, passes unchanged."""
     try:
         yield
+    except CheckpointError:
+        raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise TokenizerFault(str(error)[:120]) from None
