@@ -28,6 +28,7 @@ from tokenizers import processors
 from tests.engine.generating import END, tiny_folder, tiny_gpt2
 from tests.server.asking import Asker, Traffic, stderr_to, texts, until
 from tests.server.conftest import CONTROL_KEY
+from tests.server.recovery import Recovery
 from tests.server.test_generate import LONG, cancelled, import_models, nothing_runs, slow_folder
 from tests.tolerance import MODEL_FP32
 
@@ -590,6 +591,7 @@ def test_a_process_that_dies_ends_the_requests_it_had(
 ) -> None:
     asked: dict[str, Any] = {"model": "slow", "prompt": "x", **ON_AND_ON, "timeout": 20}
     (stub,) = [stub.pid for stub in server.process.stubs() if stub.model == "slow"]
+    recovery = Recovery(server)
     with ThreadPoolExecutor(1) as pool, api.completions.create(**asked, stream=True) as stream:
         next(iter(stream))
         body = pool.submit(refused, api.completions.create, 503, **asked)
@@ -598,7 +600,7 @@ def test_a_process_that_dies_ends_the_requests_it_had(
         with pytest.raises(openai.APIError, match="try again later") as error:
             list(stream)
         assert error.value.type == body.result(20)["type"] == "service_unavailable"
-    until(lambda: server.watchdog.reloads + server.watchdog.restarts > 0)
+    until(lambda: recovery)
     again = api.with_options(max_retries=8).completions.create
     assert again(model="slow", prompt="x", max_tokens=2).choices
 
@@ -651,16 +653,23 @@ def test_a_killed_endpoint_comes_back_and_the_models_never_stopped(
 
 
 def test_models_are_healed_while_the_endpoint_stands_still(
-    server: Server, api: openai.OpenAI, asker: Asker
+    server: Server, api: openai.OpenAI, asker: Asker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert server.openai is not None
     assert server.openai._process is not None
-    healed = server.watchdog.reloads + server.watchdog.restarts
+    recovery, said = Recovery(server), [""]
+
+    def healing() -> bool:
+        said[0] += capsys.readouterr().out
+        return "loading the model again" in said[0]
+
     (stub,) = [stub.pid for stub in server.process.stubs() if stub.model == "minilm"]
     os.kill(server.openai._process.pid, signal.SIGSTOP)
     try:
         os.kill(stub, signal.SIGKILL)
-        until(lambda: server.watchdog.reloads + server.watchdog.restarts > healed, 8)
+        until(healing)
+        assert "the OpenAI endpoint ended" not in said[0]  # it is replaced when it stood for 10 s
+        until(lambda: recovery)
         assert asker.ask("minilm", texts("here again"))
     finally:
         os.kill(server.openai._process.pid, signal.SIGCONT)
