@@ -129,9 +129,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert nothing_is_held(self.allocator)
 
 
-AllocatorMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestAnySequenceOfCalls = AllocatorMachine.TestCase
 
 

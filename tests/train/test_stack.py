@@ -196,7 +196,7 @@ def test_no_gradient_of_a_frozen_weight_is_computed() -> None:
     recompute=st.sampled_from(RECOMPUTE),
     dropout=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_peak_is_within_5_percent_of_the_bound(
     options: dict[str, Any], tokens: int, layers: int, recompute: str, dropout: bool
 ) -> None:
