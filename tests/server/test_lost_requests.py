@@ -19,14 +19,13 @@ from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
-from tests.server.asking import Asker, ids, until
+from tests.server.asking import PATIENCE_S, Asker, ids, until
 from tests.server.recovery import Recovery
 from tests.server.streaming import Stream, asked
 from tests.server.test_generate import slow_folder
 
 CLIENTS = 60
 ENDED_S = 60.0  # beside healing, on a busy machine; a request that is lost ends never
-PATIENCE_S = 300.0
 LONG = {"max_new_tokens": 6000, "ignore_eos": True}
 SHORT = {"max_new_tokens": 1}
 
@@ -60,7 +59,7 @@ def server(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
 
 def posted(port: int, path: str, body: dict[str, object]) -> None:
     """Returns after an answer, and raises Refused after an error, also one within a stream."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2 * PATIENCE_S)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
