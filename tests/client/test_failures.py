@@ -336,14 +336,14 @@ def test_each_attempt_tells_what_is_left(call: Call, server: FakeTriton) -> None
 
 
 def test_an_overloaded_server_says_when_to_try_again(call: Call, server: FakeTriton) -> None:
-    server.failures = [Refusal("UNAVAILABLE", OVERLOADED.format(2.5))] * 9
+    server.failures = [Refusal("UNAVAILABLE", OVERLOADED.format(600.5))] * 9
     with pytest.raises(Overloaded) as caught:
         call("embed", ["a"], model="mini", options={"retries": 0})
-    assert caught.value.retry_after_s == 2.5
+    assert caught.value.retry_after_s == 600.5
     began = time.monotonic()
     with pytest.raises(Overloaded):  # it would be too late then, so it is not waited for
-        call("embed", ["a"], model="mini", timeout_s=1.0)
-    assert time.monotonic() - began < 0.9
+        call("embed", ["a"], model="mini", timeout_s=300.0)
+    assert time.monotonic() - began < 200
     assert len(server.seen) == 2
 
 
