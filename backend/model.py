@@ -1,4 +1,5 @@
-"""The Triton face of fusewire: decode, submit to the engine, reply. No logic of its own."""
+"""fusewire's Triton backend: reads requests, submits them to the engine, and sends responses.
+Contains no logic of its own."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class TritonPythonModel:
     _published: PublishedBlock | None = None
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the version folder onto the instance's device and records its forwards there; what
-        is wrong becomes the model's load error."""
+        """Loads the version folder onto the instance's device and captures its forwards there. An
+        error becomes the model's load error."""
         try:
             check_numpy(Path("/proc/self/exe"))  # the stub is this process's program
             config = json.loads(args["model_config"])
@@ -77,12 +78,12 @@ class TritonPythonModel:
                 loop = EncoderLoop(engine, metrics.record, block)
                 metrics.watch_engine(loop)
                 self._role = Role(loop, metrics, cancelled=cancelled)
-            # Later collections do not walk what stays: that took longer than a step.
+            # Later collections skip permanent objects, which took longer than a step.
             gc.collect()
             gc.freeze()
-            # Nor does one walk requests that have just come, again and again with each few dozens.
+            # And collections do not run for every few dozen new requests.
             gc.set_threshold(10_000)
-            # The only word of it where the server settled KIND_AUTO by itself.
+            # Where the server resolved KIND_AUTO, only this line shows the result.
             precision = engine.model.place.described
             pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {precision}")
         except FusewireError as error:
@@ -91,8 +92,8 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(str(error)) from None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        """One response for each request, in order, or None where it is sent later, as all are of a
-        decoupled model. An error stays with the request at fault."""
+        """Returns one response per request, in order; None where it is sent later, or for a
+        decoupled model, which sends all responses later. An error affects only its own request."""
         answers = self._role.execute([_Incoming(request) for request in requests])
         if self._decoupled:
             return None
@@ -107,13 +108,13 @@ class TritonPythonModel:
         self._role.close()
         if self._published is not None:
             self._published.close()
-        del self._role  # its graphs and streams go before the process takes the driver away
+        del self._role  # frees its graphs and streams before the process unloads the driver
         gc.unfreeze()
-        gc.collect()  # Triton's objects in cycles: at the interpreter's end they would crash it
+        gc.collect()  # frees Triton's objects in cycles, which would crash the interpreter at exit
 
 
 class _Incoming:
-    """A request of Triton's."""
+    """A request of Triton."""
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -122,8 +123,8 @@ class _Incoming:
         self.deadline = self._arrived + timeout_us / 1e6 if timeout_us else None
 
     def read(self) -> Request:
-        # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths. It
-        # does not check that parameters are UTF-8 when they come over HTTP.
+        # Triton checks dtypes, shapes and string lengths of tensors, but not that parameters are
+        # UTF-8 when they come over HTTP.
         try:
             parameters = json.loads(self._request.parameters() or "{}")
         except UnicodeDecodeError:
@@ -131,7 +132,7 @@ class _Incoming:
             remedy = "encode names and values as UTF-8"
             raise InvalidInput("parameters", got, wanted, remedy) from None
         options = take_options(parameters)
-        if options.timeout_s is not None:  # of `generate`
+        if options.timeout_s is not None:  # from the `generate` endpoint
             self.deadline = self._arrived + options.timeout_s
         inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
         return Request(inputs, parameters, options.priority, options.tenant, options.probe)
@@ -144,19 +145,20 @@ class _Incoming:
 
 
 class _Sender:
-    """The way back to the client of a request that is answered after `execute`."""
+    """Sends responses to the client of a request that is answered after `execute`."""
 
     def __init__(self, request: Any) -> None:
         self._wanted = request.requested_output_names()
         self._sender = request.get_response_sender()
-        self._packed: dict[str, tuple[Any, Any]] = {}  # output -> its last array, and the tensor
+        self._packed: dict[str, tuple[Any, Any]] = {}  # output -> its last array and its tensor
 
     def send(self, answer: Any, final: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(_response(self._wanted, answer, self._tensor), flags)
 
     def _tensor(self, name: str, array: Any) -> Any:
-        """An array that was in the last response is a tensor in shared memory already."""
+        """Returns the tensor of an array. An array that was in the last response already has a
+        tensor in shared memory."""
         last, tensor = self._packed.get(name, (None, None))
         if array is not last:
             tensor = pb_utils.Tensor(name, array)
@@ -168,7 +170,7 @@ class _Sender:
 
 
 def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
-    """This machine's cores, shared by the model's instances; at least one."""
+    """Returns this machine's cores divided by the model's instances, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, instance_group.instances(instance_groups)))
 
 

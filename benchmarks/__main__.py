@@ -1,6 +1,6 @@
-"""The benchmarks, one after the other: `python -m benchmarks [encoder generation ...]`.
+"""Runs the benchmarks one after the other: `python -m benchmarks [encoder generation ...]`.
 
-Adds JSON rows to bench-results, prints the goals beside what was measured and writes
+Adds JSON rows to bench-results, prints the goals with the measured values and writes
 bench-results/summary.md. `python -m benchmarks.pages --take` brings them into the documentation.
 """
 
@@ -32,7 +32,8 @@ BENCHMARKS = (
 
 
 def without_onednn(chosen: list[str]) -> list[str]:
-    """gemm needs wheels that nothing else does; when not asked for by name, it can be left out."""
+    """Returns the benchmarks without gemm where its wheels, which no other needs, are not
+    installed."""
     if (Path(sys.prefix) / "include/oneapi/dnnl/dnnl.hpp").is_file():
         return chosen
     print("gemm: left out, oneDNN is not installed; python -m benchmarks.gemm says what it needs")
@@ -51,7 +52,7 @@ def main() -> int:
     failed = []
     for name in options.benchmarks or without_onednn(list(BENCHMARKS)):
         print(f"== {name} (load average {os.getloadavg()[0]:.1f})", flush=True)
-        # A process of its own, so that none inherits another's threads, memory or binding.
+        # A process of its own, so that none inherits another's threads, memory or CPU affinity.
         if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode:
             failed.append(name)
     if not (found := goals.goals(RESULTS)):

@@ -1,7 +1,7 @@
-"""A warm process for each system, only one of them working at a time.
+"""A warm process for each system; only one of them works at a time.
 
-Thread pools of different libraries in one process spin and fight for the cores. Here each system
-owns a process, loaded once; the others sleep in a pipe read while one is timed.
+Thread pools of different libraries in one process spin and compete for the cores. Here each system
+has its own process and is loaded once; the others sleep in a pipe read while one is timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from benchmarks.worker import SETTLE_S, Handler, Worker
 
 
 def pin(threads: int) -> list[int]:
-    """Binds this process, and the children to come, to `threads` cores, distinct ones if it can."""
+    """Binds this process and its later children to `threads` CPUs, on distinct cores if
+    possible."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < threads:
         raise SystemExit(f"threads: got {threads}, wanted at most {len(usable)}, the cores here")
@@ -40,7 +41,8 @@ def pin(threads: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Turn:
-    """`seconds` of each run; `disturbed`: share of the cores' time that others took meanwhile."""
+    """`seconds` of each run; `disturbed`: the share of the cores' time that other processes used
+    meanwhile."""
 
     seconds: list[float]
     disturbed: float
@@ -55,7 +57,7 @@ class Timed(Protocol):
 
 
 class System(Worker):
-    """One system in its process."""
+    """One system in its own process."""
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         super().__init__(name, _answering, name, folder, threads)
@@ -66,11 +68,11 @@ class System(Worker):
             raise
 
     def run(self, sequences: list[np.ndarray]) -> np.ndarray:
-        """[tokens, hidden]."""
+        """Returns the last hidden state, [tokens, hidden]."""
         return self.ask(("run", sequences, 0.0))
 
     def first_two(self, sequences: list[np.ndarray]) -> tuple[float, float]:
-        """Seconds of two runs, with no warm-up before them."""
+        """Returns the seconds of two runs, without a warm-up."""
         return self.ask(("first two", sequences, 0.0))
 
     def time(self, sequences: list[np.ndarray], seconds: float) -> Turn:
@@ -79,7 +81,8 @@ class System(Worker):
 
 
 def timed(ask: Callable[[], tuple[list[float], float]]) -> Turn:
-    """`ask` runs a system, and gives the seconds of each run and those that its threads worked."""
+    """Times a system. `ask` runs it and returns the seconds of each run and the CPU seconds of its
+    process."""
     time.sleep(SETTLE_S)
     begin, busy = time.perf_counter(), machine.busy_s()
     runs, own = ask()
@@ -98,7 +101,7 @@ def _answering(name: str, folder: Path, threads: int) -> Handler:
             return rivals.packed(run(sequences), sequences)
         if command == "first two":
             return once(run, sequences), once(run, sequences)
-        begin = time.process_time()  # of all threads
+        begin = time.process_time()  # CPU time of all threads
         runs = times(run, sequences, seconds)
         return runs, time.process_time() - begin
 
@@ -106,7 +109,7 @@ def _answering(name: str, folder: Path, threads: int) -> Handler:
 
 
 def times(run: Callable[[Any], Any], given: Any, seconds: float) -> list[float]:
-    """Of each run for about `seconds`, at least one, after one warm-up."""
+    """Returns the seconds of each run, for about `seconds` and at least one, after one warm-up."""
     run(given)
     found: list[float] = []
     end = time.perf_counter() + seconds
@@ -116,7 +119,7 @@ def times(run: Callable[[Any], Any], given: Any, seconds: float) -> list[float]:
 
 
 def once(run: Callable[[Any], Any], given: Any) -> float:
-    """Seconds of a run."""
+    """Returns the seconds of one run."""
     begin = time.perf_counter()
     run(given)
     return time.perf_counter() - begin
@@ -128,5 +131,5 @@ def _version(name: str) -> str:
     package = "torch" if name == "torch-packed" else name.partition(" ")[0]
     try:
         return version(package)
-    except PackageNotFoundError:  # fusewire run from its source tree
+    except PackageNotFoundError:  # fusewire runs from its source tree
         return "source"

@@ -1,4 +1,4 @@
-"""A table of one line for each model and case, from rows of several systems."""
+"""A table with one line for each model and case, from rows of several systems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.records import Row, Rows
 
 
 def systems_of(rows: Rows) -> list[str]:
-    """In the order in which they were measured."""
+    """Returns the systems in the order in which they were measured."""
     return list(dict.fromkeys(row["system"] for row in rows))
 
 
@@ -19,8 +19,8 @@ def case_table(
     *,
     between: str = ", ",
 ) -> list[str]:
-    """Its lines. `cells`: of a case's rows by system, one for each column but the first, in which
-    model and case stand with `between` them."""
+    """Returns the lines of the table. `cells` returns the cells of a case from its rows by system,
+    one for each column but the first, which has the model and case separated by `between`."""
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     cases: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:

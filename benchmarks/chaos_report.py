@@ -1,5 +1,5 @@
-"""The tables of what was killed and frozen (`python -m tests.chaos`), and of memory over many
-requests (`python -m tests.chaos.soak`)."""
+"""The tables of fault injection (`python -m tests.chaos`), where processes are killed and frozen,
+and of memory over many requests (`python -m tests.chaos.soak`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cores of a server's own, and others for those who ask it: neither takes time from the other."""
+"""Separate cores for a server and for its clients, so that neither takes time from the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 class Parts(NamedTuple):
-    """The cores of a server and those of its clients; empty: wherever the system puts them."""
+    """The cores of a server and those of its clients; empty: not bound."""
 
     server: tuple[int, ...] = ()
     clients: tuple[int, ...] = ()
@@ -25,7 +25,7 @@ class Parts(NamedTuple):
 
 
 def parsed(text: str) -> tuple[int, ...]:
-    """ "0,2-4" is 0, 2, 3, 4."""
+    """Parses a list of CPUs: "0,2-4" is 0, 2, 3, 4."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -34,7 +34,7 @@ def parsed(text: str) -> tuple[int, ...]:
 
 
 def checked(parts: Parts, usable: Collection[int]) -> Parts:
-    """SystemExit where they cannot be had, or are not apart."""
+    """Returns the parts. Raises SystemExit where they are not usable or overlap."""
     if missing := sorted(set(parts.all) - set(usable)):
         raise SystemExit(f"cores: got {missing}, wanted some of {sorted(usable)}")
     if both := sorted(set(parts.server) & set(parts.clients)):
@@ -45,8 +45,9 @@ def checked(parts: Parts, usable: Collection[int]) -> Parts:
 
 
 def part(number: int, of: int, server: int, usable: Sequence[int]) -> Parts:
-    """Of `of` benchmarks at the same time this one's cores, `server` of them the server's. Two
-    hardware threads of one core are neighbours here, so that an even cut never parts them."""
+    """Returns the cores of benchmark `number` of `of` that run at the same time; the first `server`
+    of them are the server's. Two hardware threads of one core are neighbours in `usable`, so that
+    an even split never separates them."""
     each = len(usable) // of
     if not 0 <= number < of or each <= server:
         raise SystemExit(
@@ -58,25 +59,26 @@ def part(number: int, of: int, server: int, usable: Sequence[int]) -> Parts:
 
 
 def usable() -> list[int]:
-    """The CPUs that this process may use, hardware threads of one core beside each other."""
+    """Returns the CPUs that this process may use; hardware threads of one core are neighbours."""
     return sorted(os.sched_getaffinity(0), key=lambda cpu: (min(siblings(cpu)), cpu))
 
 
 def siblings(cpu: int) -> tuple[int, ...]:
-    """The CPUs of its physical core, itself among them."""
+    """Returns the CPUs of its physical core, including itself."""
     path = Path(_TOPOLOGY.format(cpu))
     return parsed(path.read_text().strip()) if path.exists() else (cpu,)
 
 
 def shared(parts: Parts) -> list[int]:
-    """CPUs of the clients on a physical core of the server: they slow it down."""
+    """Returns the clients' CPUs that share a physical core with the server, which slow it down."""
     near = {other for cpu in parts.server for other in siblings(cpu)}
     return sorted(near & set(parts.clients))
 
 
 @contextmanager
 def on(cpus: Collection[int]) -> Iterator[None]:
-    """This thread, and what it starts meanwhile, runs there only. None: anywhere, as before."""
+    """Binds this thread, and the processes and threads that it starts meanwhile, to these CPUs.
+    Empty: it keeps its CPUs."""
     before = os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -87,18 +89,18 @@ def on(cpus: Collection[int]) -> Iterator[None]:
 
 
 def check_runs_on(cpus: Collection[int], pids: Iterable[int]) -> None:
-    """SystemExit where a thread of these processes may run elsewhere."""
+    """Raises SystemExit where a thread of these processes may run on other CPUs."""
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
             try:
                 may = os.sched_getaffinity(int(task.name))
             except ProcessLookupError:
-                continue  # it ended
+                continue  # the thread has ended
             if elsewhere := may - set(cpus):
                 raise SystemExit(f"{pid}: a thread may run on {sorted(elsewhere)}, not {cpus} only")
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all that it started and that still runs."""
+    """Returns the process and all its running descendants."""
     running = [child for child, state in processes.children(pid).items() if state == "running"]
     return [pid, *(each for child in running for each in tree(child))]

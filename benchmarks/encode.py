@@ -1,12 +1,12 @@
-"""Texts to embeddings beside sentence-transformers, in one run: `python -m benchmarks.encode`.
+"""Texts to embeddings, compared with sentence-transformers: `python -m benchmarks.encode`.
 
-all-MiniLM-L6-v2 in fp32 on a CPU, tokenisation, pooling and normalisation included. The texts are
-runs of words from the reference that comes with Python, 8 to 40 and 5 to 128 words long, in random
-order and sorted by length. `Embedder.encode` and `SentenceTransformer.encode` run with their
-defaults; both sort by length inside. The latter's embeddings are what ours are checked against. The
-systems take turns, each in its own process.
+all-MiniLM-L6-v2 in fp32 on a CPU, with tokenisation, pooling and normalisation. The texts are runs
+of words from the reference that comes with Python, 8 to 40 and 5 to 128 words long, in random order
+and sorted by length. `Embedder.encode` and `SentenceTransformer.encode` run with their defaults;
+both sort by length. Our embeddings are checked against the latter's. The systems take turns, each
+in its own process.
 
-Writes bench-results/encode.jsonl, one JSON object a row.
+Writes bench-results/encode.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ SYSTEMS: dict[str, Callable[[Path, int], Encode]] = {
 
 
 class System(Worker):
-    """One system in its process."""
+    """One system in its own process."""
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         super().__init__(name, _answering, name, folder, threads)
 
     def run(self, texts: list[str]) -> tuple[np.ndarray, float, float]:
-        """Embeddings, seconds, and the share of the cores' time that others took meanwhile."""
+        """Returns the embeddings, the seconds, and the share of the cores' time that other
+        processes used meanwhile."""
         time.sleep(SETTLE_S)
         watch = machine.Watch(self.pid)
         embeddings, seconds = self.ask(texts)
@@ -85,7 +86,7 @@ def _answering(name: str, folder: Path, threads: int) -> Handler:
 
 
 def texts_of(case: str, count: int) -> list[str]:
-    """The same for each case every time."""
+    """Returns the texts of a case, the same in every run."""
     words, _, order = case.partition(", ")
     source = " ".join(topics[name] for name in sorted(topics)).split()
     rng = np.random.default_rng(0)
@@ -100,7 +101,8 @@ def texts_of(case: str, count: int) -> list[str]:
 
 
 def measure(systems: list[System], texts: list[str], rounds: int) -> list[dict[str, Any]]:
-    """A row a system; SystemExit where an embedding differs. The first turn warms up."""
+    """Returns one row per system. Raises SystemExit where an embedding differs. The first turn
+    warms up."""
     warm = {system.name: system.run(texts)[0] for system in systems}
     differences = {name: float(np.abs(it - warm[THEIRS]).max()) for name, it in warm.items()}
     for name, difference in differences.items():

@@ -1,11 +1,11 @@
-"""Speed of whole encoders beside their rivals, in one run: `python -m benchmarks.encoder`.
+"""Speed of whole encoders, compared with other engines: `python -m benchmarks.encoder`.
 
 Models: all-MiniLM-L6-v2 (the real weights) and BERT-base's shape (random weights). Cases: one
-sequence of 16, 128 and 512 tokens, and 32 sequences with lengths uniform in 5..128. Every system
-first answers fresh random input within tolerance; then the systems take turns (A B C A B C …), so
-that the machine's noise meets all of them, and medians are compared.
+sequence of 16, 128 and 512 tokens, and 32 sequences with lengths uniform in 5..128. The outputs of
+every system for new random input must be within tolerance. Then the systems take turns (A B C A B C
+…), so that noise of the machine affects all of them equally, and medians are compared.
 
-Writes bench-results/encoder.jsonl (one JSON object a row) and bench-results/encoder.png.
+Writes bench-results/encoder.jsonl (one JSON object per row) and bench-results/encoder.png.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def minilm_folder() -> Path:
 
 
 def check(systems: list[arena.System], vocabulary: int) -> dict[str, float]:
-    """Each system's max abs difference from transformers, on input never seen before."""
+    """Returns each system's maximum absolute difference from transformers, on new input."""
     seed = time.time_ns() % 2**32
     rng = np.random.default_rng(seed)
     sequences = sequences_of(rng.integers(1, 513, 6).tolist(), vocabulary, rng)
@@ -69,16 +69,16 @@ def measure(
 ) -> dict[str, list[arena.Turn]]:
     turns: dict[str, list[arena.Turn]] = {system.name: [] for system in systems}
     for turn in range(rounds):
-        # Each round starts with another system, so none always follows the same one.
+        # Each round starts with another system, so that none always follows the same one.
         for system in [*systems[turn % len(systems) :], *systems[: turn % len(systems)]]:
             turns[system.name].append(least_disturbed(system, sequences, seconds, again))
     return turns
 
 
 def least_disturbed(system: arena.Timed, sequences: Any, seconds: float, again: int) -> arena.Turn:
-    """One turn; taken up to `again` times more while other work disturbs it, whoever's turn it is.
+    """Returns one turn, which is repeated up to `again` times while other processes disturb it.
 
-    The choice is by the disturbance alone, never by the times.
+    The turn is chosen by the disturbance alone, never by its times, and alike for all systems.
     """
     best = system.time(sequences, seconds)
     for _ in range(again):

@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-# What the project aims at, as (case, against) -> times faster, by model.
+# The project's goals by model: (case, rival) -> times faster.
 GOALS = {
     ("MiniLM-L6", "mixed 32", "best"): 1.25,
     ("BERT-base", "mixed 32", "best"): 1.15,
@@ -18,7 +18,7 @@ GOALS = {
 
 
 def cpu_name() -> str:
-    """The processor's name and the instruction sets that matter here."""
+    """Returns the processor's name and its relevant instruction sets."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or platform.machine()
@@ -30,7 +30,8 @@ def cpu_name() -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians in ms, a line a case; then each goal beside what was reached."""
+    """Returns a table of medians in ms with a line per case, and then each goal with the value
+    reached."""
     systems = list(dict.fromkeys(row["system"] for row in rows))
     cases = list(dict.fromkeys((row["model"], row["case"]) for row in rows))
     ms = {(r["model"], r["case"], r["system"]): r["median_ms"] for r in rows}
@@ -62,7 +63,7 @@ def _goal(key: tuple[str, str, str], goal: float, ms: dict[tuple[str, str, str],
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Tokens per second, a panel a model, a group of bars a case."""
+    """Plots tokens per second, with a panel per model and a group of bars per case."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,11 +1,11 @@
-"""Why the library has a CPU GEMM of its own: `python -m benchmarks.gemm`.
+"""Why the library has its own CPU GEMM: `python -m benchmarks.gemm`.
 
-Ours (`kernels.linear`) beside oneDNN's matmul, fp32, both with prepacked weights and fused bias and
-erf GELU, taking turns in one process: first with row counts seen before, then the first call with
-a row count that is new, for which oneDNN compiles a kernel. Ragged batches bring new ones all the
-time. oneDNN is needed by this file alone and comes from two wheels (see NEEDS).
+Compares ours (`kernels.linear`) with oneDNN's matmul in fp32, both with prepacked weights and fused
+bias and erf GELU, taking turns in one process: first with known row counts, then the first call
+with a new row count, for which oneDNN compiles a kernel. Ragged batches have new row counts all the
+time. Only this file needs oneDNN, which comes from two wheels (see NEEDS).
 
-Writes bench-results/gemm.jsonl, one JSON object a row.
+Writes bench-results/gemm.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from benchmarks import arena, machine, records
 from tests.tolerance import MODEL_FP32
 
 NEEDS = ("onednn-cpu-gomp==2023.2.0", "onednn-devel-cpu-gomp==2023.2.0")
-# (in, out) of a layer's products: query-key-value, attention output, both of the feed-forward.
+# (in, out) of a layer's GEMMs: query-key-value, attention output, both of the feed-forward.
 SHAPES = {
     "MiniLM-L6": [(384, 1152), (384, 384), (384, 1536), (1536, 384)],
     "BERT-base": [(768, 2304), (768, 768), (768, 3072), (3072, 768)],
 }
 ROWS = [1, 16, 128, 512, 2236]  # 2236: the tokens of the mixed batch of 32
-NEW_ROWS = [37, 211, 463, 1021]  # primes: no batch above brought them
+NEW_ROWS = [37, 211, 463, 1021]  # primes: no batch above has these row counts
 PACKED_FOR = 512
-SETTLE_S = 0.02  # longer than either library's threads spin after their work
+SETTLE_S = 0.02  # longer than the threads of either library spin after their work
 Call = Callable[[], Any]
 
 
 class OneDnn:
-    """The C interface of gemm_onednn.cc, compiled on the spot."""
+    """The C interface of gemm_onednn.cc, compiled when it is created."""
 
     def __init__(self, folder: Path) -> None:
         prefix = Path(sys.prefix)
@@ -99,7 +99,7 @@ def seconds_of(call: Call) -> float:
 def take_turns(
     ours: Call, theirs: Call, rounds: int, seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each call of each."""
+    """Returns the seconds of each call of each side."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds):
         for which in ((0, 1), (1, 0))[turn % 2]:
@@ -114,7 +114,8 @@ def take_turns(
 
 
 class Operands:
-    """A weight with bias, packed by both; input and outputs for up to the most rows."""
+    """A weight with bias, packed for both libraries; input and outputs for the largest row
+    count."""
 
     def __init__(self, inside: int, outside: int) -> None:
         rng = np.random.default_rng(0)
@@ -152,13 +153,14 @@ def known_rows(operands: Operands, onednn: OneDnn, options: argparse.Namespace) 
 
 
 def new_rows(operands: Operands, onednn: OneDnn) -> list[dict]:
-    """One call each, with weights packed before; the only honest repetition is another shape."""
+    """Returns rows of single calls with new row counts, with weights packed before; they can only
+    be repeated with another shape."""
     linear = onednn.linear(PACKED_FOR, operands.weight, operands.bias)
     theirs = onednn.call(linear, operands.x, operands.their_out)
     found = []
     for rows in NEW_ROWS:
         onednn.prepare(linear, PACKED_FOR)
-        theirs()  # threads awake, weights in cache
+        theirs()  # wakes the threads and brings the weights into the cache
         began = time.perf_counter()
         onednn.prepare(linear, rows)
         theirs()
@@ -203,7 +205,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """How many times faster ours is than oneDNN: the median shape's, by rows of a call."""
+    """Returns how many times faster ours is than oneDNN: the median over shapes, by row count."""
     lines = ["", "times oneDNN, median of the shapes, by rows of a call"]
     for call, value, label in (
         ("known", "times_onednn", "known, medians"),

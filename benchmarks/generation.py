@@ -1,12 +1,13 @@
-"""Speed of generation on a CPU beside its rivals, in one run: `python -m benchmarks.generation`.
+"""Speed of generation on a CPU, compared with other engines: `python -m benchmarks.generation`.
 
-GPT-2 124M (random weights, fp32), greedy, so many new tokens behind prompts of 128 to 512 tokens,
-one sequence and eight. Systems take turns, so that the machine's noise meets all of them; the first
-turn warms up, and its tokens must be the same in all. `prompt`: until every sequence had its first
-token. `step`: from one token to the next while all of them run. Ratios are medians over the rounds
-of what two systems took in the same round.
+GPT-2 124M (random weights, fp32) generates a fixed number of new tokens greedily after prompts of
+128 to 512 tokens, for one sequence and for eight. Systems take turns, so that noise of the machine
+affects all of them equally; the first turn warms up, and its tokens must be the same in all
+systems. `prompt`: the time until every sequence has its first token. `step`: the time from one
+token to the next while all sequences run. Ratios are medians over the rounds of the times of two
+systems in the same round.
 
-Writes bench-results/generation.jsonl, one JSON object a row.
+Writes bench-results/generation.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ CASES = {
 
 
 class System(Worker):
-    """One system in its process."""
+    """One system in its own process."""
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         super().__init__(name, _answering, name, folder, threads)
 
     def run(self, prompts: Prompts, new_tokens: int) -> tuple[Run, float]:
-        """With the share of the cores' time that others took meanwhile."""
+        """Returns the run and the share of the cores' time that other processes used meanwhile."""
         time.sleep(SETTLE_S)
         watch = machine.Watch(self.pid)
         run = self.ask((prompts, new_tokens))
@@ -63,7 +64,7 @@ def prompt_ms(run: Run) -> float:
 
 
 def step_ms(run: Run) -> float | None:
-    """Median; None where one sequence ends before another begins."""
+    """Returns the median step time; None where one sequence ends before another begins."""
     last = max(run.seconds, key=lambda seconds: seconds[0])
     first_end = min(seconds[-1] for seconds in run.seconds)
     together = [at for at in last if at <= first_end]
@@ -78,8 +79,8 @@ MEASURES: dict[str, Callable[[Run], float | None]] = {
 
 
 def quiet_run(system: System, prompts: Prompts, options: argparse.Namespace) -> tuple[Run, float]:
-    """One turn; taken again while other work disturbs it, whoever's turn it is. The choice is by
-    the disturbance alone, never by the times."""
+    """Returns one turn, which is repeated while other processes disturb it. The turn is chosen by
+    the disturbance alone, never by its times, and alike for all systems."""
     best = system.run(prompts, options.new_tokens)
     for _ in range(options.again):
         if best[1] <= DISTURBED:
@@ -91,7 +92,8 @@ def quiet_run(system: System, prompts: Prompts, options: argparse.Namespace) -> 
 def rounds_of(
     systems: list[System], prompts: Prompts, options: argparse.Namespace
 ) -> tuple[dict[str, list[Run]], float]:
-    """Each system's runs, one a round, and the most that others took of the cores in one."""
+    """Returns each system's runs, one per round, and the largest share of the cores that other
+    processes used in one."""
     warm = {system.name: system.run(prompts, options.new_tokens)[0] for system in systems}
     for name, run in warm.items():
         if run.tokens != warm["transformers"].tokens:
@@ -108,7 +110,7 @@ def rounds_of(
 
 
 def row_of(name: str, runs: dict[str, list[Run]]) -> dict[str, Any]:
-    """Medians over the rounds, and how many times as long as ours that took in the same round."""
+    """Returns medians over the rounds, and the median ratio to our time in the same round."""
     row: dict[str, Any] = {"system": name, "rounds": len(runs[name])}
     for what, measure in MEASURES.items():
         taken = [measure(run) for run in runs[name]]

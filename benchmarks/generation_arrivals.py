@@ -1,4 +1,4 @@
-"""Requests that arrive at random, the two ways to batch them, and what their senders see."""
+"""Requests that arrive at random, two ways to batch them, and the latencies of their clients."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from fusewire.generation.request import GenerationRequest
 
 from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 
-PROMPT, ANSWER = (64, 0.8, 512), (48, 0.9, 256)  # median, spread of the logarithm, most
-WARM = 0.2  # of the time, not measured
+# Median, standard deviation of the logarithm, maximum.
+PROMPT, ANSWER = (64, 0.8, 512), (48, 0.9, 256)
+WARM = 0.2  # share of the time that is not measured
 
 
 @dataclass
 class Request:
-    at: float  # seconds after the beginning
+    at: float  # seconds after the start
     prompt: list[int]
     new: int
-    times: list[float] = field(default_factory=list)  # of its tokens
+    times: list[float] = field(default_factory=list)  # arrival times of its tokens
     done: bool = False
 
 
 def requests(rate: float, seconds: float, vocabulary: int, seed: int = 0) -> list[Request]:
-    """Those that arrive within so many seconds."""
+    """Returns the requests that arrive within `seconds`."""
     rng, found, at = np.random.default_rng(seed), [], 0.0
     while (at := at + rng.exponential(1 / rate)) < seconds:
         length, new = (_length(rng, *which) for which in (PROMPT, ANSWER))
@@ -47,12 +48,12 @@ def _length(rng: np.random.Generator, middle: float, spread: float, most: int) -
 
 
 class Continuous:
-    """Every request begins as soon as the engine lets it."""
+    """Submits every request at once, so that it begins as soon as the engine admits it."""
 
     name = CONTINUOUS
 
     def __init__(self, engine: GenerationEngine, most: int, beams: int = 1) -> None:
-        """`most`: sequences at the same time, of a policy that counts them."""
+        """`most`: maximum number of concurrent sequences, for policies that limit it."""
         self._engine = engine
         self._beams = beams
         self._tickets: list[Ticket] = []
@@ -70,7 +71,7 @@ class Continuous:
         self._tickets.append(ticket)
 
     def listen(self, until: float) -> None:
-        """Takes the events until then, at least all that came before; raises their errors."""
+        """Handles events until that time, at least all that arrived before; raises their errors."""
         while True:
             try:
                 request, event = self._events.get(timeout=max(0.0, until - time.perf_counter()))
@@ -92,7 +93,7 @@ class Continuous:
 
 
 class RunToCompletion(Continuous):
-    """Nobody joins a batch that runs."""
+    """No request joins a running batch."""
 
     name = RUN_TO_COMPLETION
 
@@ -127,8 +128,8 @@ POLICIES: dict[str, Callable[[GenerationEngine, int], Continuous]] = {
 
 
 def measured(policy: Continuous, offered: list[Request], seconds: float) -> dict[str, Any]:
-    """Offers each at its time; what was seen of those that came after the warm-up. Ends after so
-    many seconds, however many still wait."""
+    """Offers each request at its time and returns the statistics of those after the warm-up. Ends
+    after `seconds`, however many requests still wait."""
     began = time.perf_counter()
     for request in offered:
         policy.listen(began + request.at)
@@ -140,7 +141,8 @@ def measured(policy: Continuous, offered: list[Request], seconds: float) -> dict
 
 
 def statistics(offered: list[Request], began: float, begin: float, end: float) -> dict[str, Any]:
-    """Of tokens between `begin` and `end`, and of the requests that came in between."""
+    """Returns statistics of the tokens between `begin` and `end`, and of the requests that arrived
+    in between."""
     counted = [request for request in offered if began + request.at >= begin]
     first = [min([*request.times[:1], end]) - began - request.at for request in counted]
     gaps = [

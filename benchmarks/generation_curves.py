@@ -1,5 +1,9 @@
-"""Latency over throughput, from rows of generation_poisson: tables, how the two ways to batch
-compare, and the drawing: `python -m benchmarks.generation_curves FILE [--plot curves.svg]`."""
+"""Tables and plot of latency over throughput, from rows of generation_poisson.
+
+    python -m benchmarks.generation_curves FILE [--plot curves.svg]
+
+They compare continuous with run-to-completion batching.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ if TYPE_CHECKING:
 
 BENCHMARK = "generation_poisson"
 CONTINUOUS, RUN_TO_COMPLETION = "continuous", "run to completion"
-COLORS = {CONTINUOUS: "#0072B2", RUN_TO_COMPLETION: "#D55E00"}  # for any colour vision
+# Distinguishable with any colour vision.
+COLORS = {CONTINUOUS: "#0072B2", RUN_TO_COMPLETION: "#D55E00"}
 KINDS = {"first_token_ms": "time to first token, ms", "inter_token_ms": "between tokens, ms"}
 NONE = float("nan")
-WANTED = 2.0  # times the throughput of run to completion, at equal p99
+WANTED = 2.0  # ratio to the throughput of run-to-completion batching, at equal p99
 
 
 def main() -> None:
@@ -41,9 +46,9 @@ def main() -> None:
 def times_at_equal_p99(
     rows: Rows, other: str = RUN_TO_COMPLETION, measure: str = "first_token_ms_p99"
 ) -> list[dict[str, float]]:
-    """For each rate of another policy: the most that continuous batching does while its p99 of a
-    `measure` (by default the time to first token) is no worse (0: at no rate), times what that
-    does."""
+    """Returns, for each rate of another policy, the ratio of throughputs at equal latency: the
+    highest tokens/s of continuous batching whose p99 of `measure` (by default the time to first
+    token) is not worse, over the other's (0 where there is none)."""
     seen = [row for row in rows if measure in row]
     found = []
     for row in seen:
@@ -61,7 +66,8 @@ def times_at_equal_p99(
 
 
 def goals(rows: Rows) -> list[Goal]:
-    """At the rate of run to completion where continuous batching gains least."""
+    """Returns the goals at the rate of run-to-completion batching where continuous batching gains
+    least."""
     found = []
     for group in groups(rows):
         if times := [each["times"] for each in times_at_equal_p99(group)]:
@@ -73,7 +79,8 @@ def goals(rows: Rows) -> list[Goal]:
 
 
 def groups(rows: Rows) -> Iterator[Rows]:
-    """What can be compared: a model with so many sequences at most, by load."""
+    """Yields the rows that can be compared: those of a model and a maximum number of sequences, by
+    load."""
     keys = dict.fromkeys((row["model"], row["sequences"]) for row in rows)
     for key in keys:
         of_key = [row for row in rows if (row["model"], row["sequences"]) == key]
@@ -107,7 +114,7 @@ def _table(rows: Rows) -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One measurement as the table has it."""
+    """Formats one measurement as a line of the table."""
     first, between = ([f"{row.get(f'{kind}_p{q}', NONE):.1f}" for q in (50, 99)] for kind in KINDS)
     none = f"{row['without_token']} of {row['requests']}"
     cells = [f"{row['share']:.0%}", f"{row['rate']:.2f}", row["policy"]]
@@ -116,7 +123,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def figure(rows: Rows) -> Figure:
-    """Percentiles over throughput; a row of drawings a table."""
+    """Plots percentiles over throughput, with a row of plots per table."""
     from matplotlib.figure import Figure
 
     drawn = list(groups(rows))

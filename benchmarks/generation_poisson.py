@@ -1,12 +1,14 @@
-"""Continuous against run-to-completion batching of the same engine, requests arriving as they do in
-service: `python -m benchmarks.generation_poisson [--device cuda --model llama-8b]`.
+"""Continuous against run-to-completion batching of one engine, with requests arriving at random.
 
-Arrivals are a Poisson process; lengths of prompts and answers are drawn log-normal, as chats have
-them. Run to completion: as many waiting requests as have room begin together, and nobody joins
-before the last of them ends. Rates are shares of what continuous batching does when it never waits.
-Requests that got no token before the end count with the time that they had waited by then: a
-measurement takes `--seconds`, however overloaded. Each leaves its row (JSON, one object a line) at
-once in bench-results/generation_poisson.jsonl, of a GPU in bench-results/gpu.jsonl.
+    python -m benchmarks.generation_poisson [--device cuda --model llama-8b]
+
+Arrivals are a Poisson process; the lengths of prompts and answers have a log-normal distribution,
+as in chats. Run to completion: as many waiting requests as have room begin together, and none joins
+before the last of them ends. Rates are shares of the throughput of continuous batching when
+requests always wait. Requests that got no token before the end count with the time that they had
+waited by then: a measurement takes `--seconds`, however high the load. Each measurement writes its
+row (JSON, one object per line) at once to bench-results/generation_poisson.jsonl, that of a GPU to
+bench-results/gpu.jsonl.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from benchmarks.gpu.generation_workload import SHAPES, Shape
 from benchmarks.machine import DISTURBED
 
 FILE = f"{generation_curves.BENCHMARK}.jsonl"
-# Too large for the caches, as models are: what a step reads, all its sequences share.
+# Larger than the caches, as real models are: all sequences of a step share what it reads.
 SMALL = Shape("GPT 6x512", "gpt2", 512, 6, 8, 8, 2048, 4096, 1024)
 MODELS = {"small": SMALL, **SHAPES}
 PACKAGES = ("fusewire", "torch")
@@ -51,14 +53,14 @@ SHARES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95, 1.1)
 
 
 def capacity(engine: GenerationEngine, vocabulary: int, most: int, seconds: float) -> float:
-    """Requests a second where enough of them always wait, by their tokens; takes at most so many
-    seconds."""
+    """Returns the throughput in requests/s, by their tokens, where enough requests always wait;
+    takes at most `seconds`."""
     waiting = requests(1.0, 8.0 * most, vocabulary, seed=1)
     policy = Continuous(engine, most)
     began = time.perf_counter()
     for request in waiting:
         policy.offer(request)
-    # The last ones run in steps that are no longer full.
+    # The last ones run in steps that are not full.
     enough = len(waiting) - most
     while sum(request.done for request in waiting) < enough and (
         time.perf_counter() < began + seconds
@@ -91,7 +93,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> records.Rows:
-    """Each row is in the file before the next is measured."""
+    """Measures and returns the rows; each is written to the file before the next is measured."""
     torch.set_grad_enabled(False)
     shape, on_cpu = MODELS[options.model], options.device == "cpu"
     place = Place(options.device, "float32" if on_cpu else "float16")
@@ -112,7 +114,7 @@ def run(options: argparse.Namespace) -> records.Rows:
         with GenerationEngine(there, settings, model=model) as engine:
             machine.settle()
             saturated = engine, shape.vocabulary, options.sequences, options.seconds
-            capacity(*saturated)  # warm
+            capacity(*saturated)  # warms up
             most = capacity(*saturated)
             print(f"{shape.name}, {facts['device']}: at most {most:.2f} requests/s", flush=True)
             for share, (name, policy) in product(options.shares, POLICIES.items()):

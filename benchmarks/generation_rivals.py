@@ -1,8 +1,8 @@
-"""The systems that generate side by side, greedily and in fp32, from one Hugging Face folder.
+"""The systems whose generation is compared, greedily and in fp32, from one Hugging Face folder.
 
-A system is a function `(folder, threads) -> generate`. `generate(prompts, new_tokens)` computes so
-many tokens for each prompt, whatever they are, and says when each of them came. Each system runs in
-its own process (see `worker.py`), so imports stay inside the functions.
+A system is a function `(folder, threads) -> generate`. `generate(prompts, new_tokens)` generates
+this many tokens for each prompt, whatever they are, and reports when each of them arrived. Each
+system runs in its own process (see `worker.py`), so imports stay inside the functions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Prompts = list[list[int]]
 
 @dataclass
 class Run:
-    """What one call generated: of each sequence its tokens, and the seconds from the call until
-    each was there."""
+    """The tokens of each sequence that one call generated, and the seconds from the call to each
+    token."""
 
     tokens: list[list[int]]
     seconds: list[list[float]]
@@ -46,13 +46,13 @@ def fusewire(
     dtype: Literal["auto", "bfloat16"] = "auto",
     quantize: Literal["none", "int8"] = "none",
 ) -> Generate:
-    """The engine as it serves: requests in, an event for each token, with its text."""
+    """Our engine as it serves: requests in, an event for each token with its text out."""
     from fusewire.engine.generation import GenerationEngine
     from fusewire.engine.generation_settings import GenerationSettings
     from fusewire.generation.parameters import GenerationParameters
     from fusewire.generation.request import GenerationRequest
 
-    # The same prompts come again, and finding them would be no measurement.
+    # The same prompts are sent again, and prefix cache hits would spoil the measurement.
     settings = GenerationSettings(
         threads=threads, prefix_caching=False, dtype=dtype, quantize=quantize
     )
@@ -83,7 +83,7 @@ def fusewire(
 
 
 def transformers_eager(folder: Path, threads: int) -> Generate:
-    """`generate` as it comes: padded on the left, SDPA, a cache that grows."""
+    """transformers' `generate` with its defaults: padded on the left, SDPA, a dynamic cache."""
     import torch
     import transformers
 
@@ -123,8 +123,8 @@ def transformers_eager(folder: Path, threads: int) -> Generate:
 
 
 def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Generate:
-    """Converted by its own converter. Of prompts of several lengths it computes at once what the
-    shortest has, and the rest token by token."""
+    """CTranslate2, converted by its own converter. Of prompts of different lengths it computes the
+    length of the shortest at once, and the rest token by token."""
     import ctranslate2 as ct2
     import transformers
 
@@ -166,7 +166,7 @@ SYSTEMS: dict[str, Callable[[Path, int], Generate]] = {
     "ctranslate2": ctranslate2,
 }
 
-# The same by the format of their weights; CTranslate2's int8 has the embeddings and the head too.
+# The same systems by weight format; CTranslate2's int8 includes the embeddings and the head.
 FORMATS: dict[str, Callable[[Path, int], Generate]] = {
     "fusewire float32": fusewire,
     "fusewire bfloat16": partial(fusewire, dtype="bfloat16"),
@@ -183,16 +183,16 @@ def version_of(system: str) -> str:
 
 
 def write_gpt2(folder: Path) -> int:
-    """GPT-2's 124 million parameters, seeded random ones, with a tokenizer that knows a word for
-    each of its ids: ours wants texts of tokens, CTranslate2's converter their names. The size of
-    the vocabulary."""
+    """Writes GPT-2's 124 million parameters with seeded random values, and a tokenizer that has a
+    token string for each id: our engine returns texts of tokens, and CTranslate2's converter needs
+    their names. Returns the size of the vocabulary."""
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     _quiet(transformers)
     torch.manual_seed(0)
-    # Weights large enough that answers differ from place to place.
+    # Weights large enough that generated tokens differ between positions.
     config = transformers.GPT2Config(initializer_range=0.1)
     transformers.GPT2LMHeadModel(config).eval().save_pretrained(folder)
     words = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,14 +1,16 @@
-"""What a server adds to generation: `python -m benchmarks.generation_served [--device cuda
---model llama-8b]`.
+"""The overhead of a server in generation.
 
-The same prompts of token ids go to the engine of a process and then, through our client, to
-Triton, which serves the same folder: streams that begin together, greedy, so many new tokens each.
-Time between tokens is that from a stream's first to its last response by token, the median over the
-streams (a late reader's tokens come as one response); tokens/s are all tokens over the time from
-the common beginning to the last of them. Each reader process reads some of the streams.
+    python -m benchmarks.generation_served [--device cuda --model llama-8b]
 
-Writes bench-results/generation_served.jsonl, of a GPU bench-results/gpu.jsonl, one JSON object a
-row.
+The same prompts of token ids are sent to the engine in a process and then, through our client, to
+Triton, which serves the same folder: streams that begin together, greedy, with a fixed number of
+new tokens each. The time between tokens is that from a stream's first to its last response, divided
+by its tokens, the median over the streams (a slow reader gets several tokens in one response);
+tokens/s are all tokens over the time from the common start to the last of them. Each reader process
+reads some of the streams.
+
+Writes bench-results/generation_served.jsonl, those of a GPU bench-results/gpu.jsonl, one JSON
+object per row.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ from tests.load.server import served
 FILE = "generation_served.jsonl"
 PACKAGES = ("fusewire", "torch", "nvidia-pytriton", "tritonclient")
 NAME = "model"
-READERS = 4  # processes; one cannot read what 64 streams say in time
-SOON_S = 1.0  # from now to the common beginning
+READERS = 4  # processes; a single one cannot keep up with 64 streams
+SOON_S = 1.0  # from now to the common start
 
-Times = list[tuple[float, float]]  # of each stream: its first and its last response
+Times = list[tuple[float, float]]  # the times of the first and the last response of each stream
 
 
 def sampling(tokens: int) -> dict[str, Any]:
@@ -56,8 +58,8 @@ def sampling(tokens: int) -> dict[str, Any]:
 
 
 def folder_of(root: Path, shape: Shape, place: Place) -> Path:
-    """A checkpoint of random weights with its tokenizer."""
-    tokenizer_folder(root, shape.vocabulary)  # before the model, whose config.json is the one
+    """Writes a checkpoint of random weights with its tokenizer and returns its folder."""
+    tokenizer_folder(root, shape.vocabulary)  # before the model, whose config.json must remain
     transformers_model(shape, place).save_pretrained(root)
     return root
 
@@ -65,7 +67,7 @@ def folder_of(root: Path, shape: Shape, place: Place) -> Path:
 def by_engine(
     folder: Path, settings: dict[str, Any], device: str, loads: list[list[list[int]]], tokens: int
 ) -> list[tuple[float, Times]]:
-    """Of each load of prompts: when it began, and the times of its streams."""
+    """Returns, for each load of prompts, when it began and the times of its streams."""
     found = []
     with GenerationEngine(folder, GenerationSettings(**settings), device) as engine:
         machine.settle()
@@ -90,7 +92,8 @@ def by_engine(
 
 @contextmanager
 def readers() -> Iterator[list[ProcessPoolExecutor]]:
-    """Processes that have started: one that is busy starting would begin its streams late."""
+    """Yields processes that have started: one that is still starting would begin its streams
+    late."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         found = [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in range(READERS)]
@@ -115,7 +118,7 @@ def by_server(
 def _read(at: str, prompts: list[list[int]], tokens: int, begin: float) -> Times:
     machine.settle()
     with fusewire_client.Client(at, model=NAME) as client, ThreadPoolExecutor(len(prompts)) as pool:
-        client.ready()  # it is connected
+        client.ready()  # connects
 
         def stream(prompt: list[int]) -> tuple[float, float]:
             time.sleep(max(0.0, begin - time.perf_counter()))
@@ -160,11 +163,11 @@ def main() -> None:
     loads = [
         [random_ids(shape, options.prompt, seed=1000 * turn + index) for index in range(streams)]
         for streams in options.streams
-        for turn in range(options.rounds + 1)  # the first warms up
+        for turn in range(options.rounds + 1)  # the first round warms up
     ]
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as root:
-        # Each in a process of its own, which gives the device's memory back.
+        # Each in a process of its own, so that the device's memory is freed.
         with ProcessPoolExecutor(1, context) as pool:
             folder = pool.submit(folder_of, Path(root), shape, place).result()
             facts = pool.submit(machine.facts if on_cpu else gpu.where, *PACKAGES).result()

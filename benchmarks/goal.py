@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Goal:
-    """One sentence of what was wanted, with what was measured."""
+    """One goal, with the measured value."""
 
     what: str
     wanted: str

@@ -1,4 +1,4 @@
-"""What was wanted of each benchmark on a CPU, beside what its newest rows say."""
+"""The goals of each benchmark on a CPU, with the values of its newest rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tolerance import PEAK_OVER_BOUND
 
 
 def goals(results: Path) -> list[Goal]:
-    """Of every benchmark that has results."""
+    """Returns the goals of every benchmark that has results."""
     found = latest(results)
     return [
         goal for name, goals_of in _GOALS.items() if name in found for goal in goals_of(found[name])
@@ -46,7 +46,8 @@ def _encoder(rows: Rows) -> list[Goal]:
 
 
 def _generation(rows: Rows) -> list[Goal]:
-    """One sequence not slower than CTranslate2, eight faster; by steps, of prompts of a length."""
+    """Returns the goals of generation by step time, for prompts of one length: one sequence is not
+    slower than CTranslate2, eight are faster."""
     found = []
     for row in rows:
         ratio = row["step_times_fusewire"]

@@ -1,13 +1,13 @@
-"""What the host does for a step of generation beside the model: `python -m benchmarks.host_step`.
+"""The host's time of a generation step, without the model: `python -m benchmarks.host_step`.
 
-A GPT-2 with next to nothing to compute (one layer, width 16, 257 tokens, random weights) on one
-thread of a CPU: so many sequences of so many new tokens behind prompts of 8, greedily, sampled with
-penalties, with listeners to the whole alone and with those to each token; and searches of 4 beams.
-Measured are the CPU seconds of the thread that computes in each step in which all sequences take
-one token, those in kernels (`device`) apart from the others (`host`), and those of the thread that
-reads. Values are medians over steps, the least of the rounds, in which the cases take turns.
+A GPT-2 with almost no computation (one layer, width 16, 257 tokens, random weights) on one thread
+of a CPU generates several sequences after prompts of 8 tokens: greedily, sampled with penalties,
+with listeners for the whole text only and for each token; and with searches of 4 beams. Measured
+are the CPU seconds of the engine's thread in each step in which all sequences take one token, split
+into kernels (`device`) and the rest (`host`), and those of the reader's thread. Values are medians
+over steps, the minimum over the rounds, in which the cases take turns.
 
-Writes bench-results/host_step.jsonl, one JSON object a row.
+Writes bench-results/host_step.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks import machine, records
 from tests.engine.generating import byte_tokenizer
 
 PROMPT_TOKENS = 8
-# Of `kernels`: what a GPU would do meanwhile.
+# Functions of `kernels` that a GPU would run asynchronously.
 DEVICE = (
     "beam_candidates",
     "bias_logits",
@@ -61,16 +61,17 @@ PENALTIES = {
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that run together, and who reads their answers."""
+    """Requests that run together, and how their answers are read."""
 
     sequences: int
     parameters: dict[str, Any] = field(default_factory=dict)
-    reads: bool = False  # a thread reads each token of all
-    listens: dict[str, Any] = field(default_factory=dict)  # how, as GenerationRequest has it
+    reads: bool = False  # a thread reads each token of all sequences
+    # The arguments of GenerationRequest for its listeners.
+    listens: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """Of a step."""
+        """The rows of a step."""
         return self.sequences * self.parameters.get("num_beams", 1)
 
 
@@ -91,7 +92,7 @@ def cases() -> dict[str, Case]:
 
 @dataclass
 class Seconds:
-    """Of the thread that computes, in each full step; and of all others in all of them."""
+    """CPU seconds of the engine's thread in each full step, and of the reader over all of them."""
 
     host: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
@@ -107,7 +108,7 @@ class Watched:
         self.rows = 0  # of a full step
         self._device_s = 0.0
         self._full = False
-        self._rng = np.random.default_rng(0)  # no prompt comes twice
+        self._rng = np.random.default_rng(0)  # no prompt is repeated
         self._step, engine._loop.step = engine._loop.step, self._timed  # type: ignore[method-assign]
         self._run, engine.model.step = engine.model.step, self._seen  # type: ignore[method-assign]
         for holder, name in [(engine.model._stack, "forward_cached"), *product([kernels], DEVICE)]:
@@ -128,7 +129,8 @@ class Watched:
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
-            began = time.perf_counter()  # many a step, and reading a thread's clock takes long
+            # Called often in a step, and a thread's CPU clock is slow to read.
+            began = time.perf_counter()
             try:
                 return call(*arguments)
             finally:
@@ -137,7 +139,7 @@ class Watched:
         return counted
 
     def run(self, case: Case, new_tokens: int) -> Seconds:
-        """All requests are there before the first step."""
+        """Runs the case; all requests are submitted before the first step."""
         engine, self.rows, self.seconds = self.engine, case.rows, Seconds()
         parameters = engine.parameters(
             max_new_tokens=new_tokens, ignore_eos=True, **case.parameters
@@ -180,7 +182,7 @@ def folder_of(root: Path, positions: int) -> Path:
 
 
 def measured(seconds: Seconds, rows: int) -> dict[str, float]:
-    """Microseconds: of a step and of each of its rows."""
+    """Returns the microseconds of a step and of each of its rows."""
     readers = seconds.readers / max(1, len(seconds.host))
     found = {"host": median(seconds.host), "device": median(seconds.device), "readers": readers}
     of_step = {f"{name}_us_per_step": 1e6 * value for name, value in found.items()}

@@ -1,9 +1,9 @@
 """The systems that `benchmarks.images` compares: from pixel values on the host to logits on the
 host.
 
-A system is a function `(folder, device, threads) -> run`, and `run(pixels)` takes float32
-[images, 3, height, width] and gives float32 [images, labels]. fp32 on the CPU, fp16 on a GPU. Each
-runs in a process of its own, so imports stay inside the functions.
+A system is a function `(folder, device, threads) -> run`, and `run(pixels)` takes float32 [images,
+3, height, width] and returns float32 [images, labels]. fp32 on the CPU, fp16 on a GPU. Each runs in
+its own process, so imports stay inside the functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fusewire(folder: Path, device: str, threads: int) -> Run:
 
     kernels.set_num_threads(threads)
     model = load_image_model(folder, "label", Placement(device))
-    model.record_forwards(1 << 16)  # tokens: about those of 256 images
+    model.record_forwards(1 << 16)  # about the tokens of 256 images
 
     def run(pixels: np.ndarray) -> np.ndarray:
         return model.results(model.encode(list(pixels)))
@@ -36,12 +36,12 @@ def fusewire(folder: Path, device: str, threads: int) -> Run:
 
 
 def torch_eager(folder: Path, device: str, threads: int) -> Run:
-    """transformers as it comes, with SDPA."""
+    """transformers with its defaults and SDPA."""
     return _torch(folder, device, threads, lambda model: model)
 
 
 def torch_compiled(folder: Path, device: str, threads: int) -> Run:
-    """Compiled for one shape; on a GPU in a graph, with cuDNN's attention where it can."""
+    """Compiled for one shape; on a GPU as a CUDA graph, with cuDNN's attention where possible."""
 
     def compiled(model: Any) -> Any:
         import torch
@@ -53,7 +53,7 @@ def torch_compiled(folder: Path, device: str, threads: int) -> Run:
 
 
 def onnxruntime(folder: Path, device: str, threads: int) -> Run:
-    """Exported from torch, fused by ONNX Runtime's own Transformer optimizer."""
+    """Exported from torch and fused by ONNX Runtime's own Transformer optimizer."""
     import torch
 
     from benchmarks.rivals import fused_session
@@ -78,7 +78,8 @@ def onnxruntime(folder: Path, device: str, threads: int) -> Run:
 
 
 def openvino(folder: Path, device: str, threads: int) -> Run:
-    """Converted from torch, a batch at once, in f32: by default bf16 where the processor has it."""
+    """Converted from torch, one batch per request, in f32: the default is bf16 where the processor
+    has it."""
     compiled = _openvino(folder, threads, "LATENCY")
     request = compiled.create_infer_request()
 
@@ -120,7 +121,7 @@ ON_GPU = ("fusewire", "torch-eager", "torch-compiled")
 
 
 def write_vit(folder: Path, **sizes: int) -> None:
-    """ViT's shape with seeded random weights, as a Hugging Face folder, and 1000 labels."""
+    """Writes ViT's shape with seeded random weights and 1000 labels as a Hugging Face folder."""
     import torch
     import transformers
 
@@ -130,7 +131,7 @@ def write_vit(folder: Path, **sizes: int) -> None:
 
 
 def exact(folder: Path, threads: int) -> Run:
-    """transformers in fp32 on the CPU, which answers are compared with."""
+    """transformers in fp32 on the CPU, the reference of all systems."""
     return torch_eager(folder, "cpu", threads)
 
 
@@ -165,7 +166,7 @@ def _load(folder: Path, threads: int, **options: Any) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    with contextlib.suppress(RuntimeError):  # set already, in a process that loads two
+    with contextlib.suppress(RuntimeError):  # already set in a process that loads two
         torch.set_num_interop_threads(1)
     return transformers.ViTForImageClassification.from_pretrained(folder, **options).eval()
 
@@ -186,7 +187,8 @@ def _openvino(folder: Path, threads: int, hint: str) -> Any:
 
 
 def _register_divided(torch: Any) -> None:
-    """Attention as ONNX Runtime's optimizer knows it: scores that are divided, not multiplied."""
+    """Registers attention as ONNX Runtime's optimizer recognises it: scores are divided, not
+    multiplied."""
     import transformers
 
     def attention(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Speed of image classifiers beside their rivals, in one run: `python -m benchmarks.images`.
+"""Speed of image classifiers, compared with other engines: `python -m benchmarks.images`.
 
 Shapes of ViT-B/16 and ViT-L/14 at 224 x 224 with random weights, batches of 1, 8, 32 and 256; from
 pixel values on the host to logits on the host, fp32 on the CPU and fp16 on a GPU (`--device cuda`).
-Every system first answers fresh random input within tolerance; then they take turns, and medians
-are compared.
+The outputs of every system for new random input must be within tolerance; then they take turns, and
+medians are compared.
 
 Adds rows to bench-results/images.jsonl (one JSON object each).
 """
@@ -38,19 +38,19 @@ MODELS: dict[str, dict[str, int]] = {
         "intermediate_size": 4096,
     },
 }
-# In fp16: at most this many times what torch in fp16 is off by.
+# In fp16: the allowed difference, as a multiple of that of torch in fp16.
 TIMES_TORCH = 2.0
 PACKAGES = {"torch-eager": "torch", "torch-compiled": "torch", "openvino-async": "openvino"}
 
 
 class System(Worker):
-    """One system in its process."""
+    """One system in its own process."""
 
     def __init__(self, name: str, start: Callable[..., Any], *arguments: Any) -> None:
         super().__init__(name, _answering, start, arguments)
 
     def run(self, pixels: np.ndarray) -> np.ndarray:
-        """[images, labels]."""
+        """Returns the logits, [images, labels]."""
         return self.ask((pixels, None))
 
     def time(self, pixels: Any, seconds: float) -> arena.Turn:
@@ -64,7 +64,7 @@ def _answering(start: Callable[..., Any], arguments: tuple[Any, ...]) -> Handler
         pixels, seconds = question
         if seconds is None:
             return run(pixels)
-        begin = time.process_time()  # of all threads
+        begin = time.process_time()  # CPU time of all threads
         return arena.times(run, pixels, seconds), time.process_time() - begin
 
     return answer
@@ -75,7 +75,8 @@ def pixels_of(images: int, seed: int) -> np.ndarray:
 
 
 def differences(systems: list[System], wanted: np.ndarray, pixels: np.ndarray) -> dict[str, float]:
-    """Each system's max abs difference from transformers in fp32; SystemExit where it is wrong."""
+    """Returns each system's maximum absolute difference from transformers in fp32. Raises
+    SystemExit where it is too large."""
     found = {system.name: float(np.abs(system.run(pixels) - wanted).max()) for system in systems}
     print("  max |difference| from transformers in fp32:")
     for name, difference in found.items():

@@ -13,12 +13,12 @@ from typing import Any
 
 from benchmarks.encoder_report import cpu_name
 
-# More than this taken by other processes, and ratios are more noise than measurement.
+# If other processes use a larger share than this, ratios are more noise than measurement.
 DISTURBED = 0.1
 
 
 def facts(*packages: str) -> dict[str, Any]:
-    """Hardware, versions and time, the same keys in every row."""
+    """Returns hardware, versions and time, the same keys in every row."""
     return {
         "cpu": cpu_name(),
         "cpus": sorted(os.sched_getaffinity(0)),
@@ -33,30 +33,31 @@ def facts(*packages: str) -> dict[str, Any]:
 def version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # run from the source tree
+    except PackageNotFoundError:  # it runs from the source tree
         return "source"
 
 
 def settle() -> None:
-    """No collection walks what was imported by now: with torch that takes longer than what is
-    measured. The server's processes do the same."""
+    """Excludes all existing objects from garbage collection: with torch a collection takes longer
+    than what is measured. The server's processes do the same."""
     gc.collect()
     gc.freeze()
 
 
 class Watch:
-    """What others took of this benchmark's cores since the watch was made."""
+    """The share of this benchmark's cores that other processes have used since the watch was
+    made."""
 
     def __init__(self, *others: int, cpus: Collection[int] = ()) -> None:
-        """`others`: processes that belong to the benchmark, besides this one. `cpus`: where they
-        all run, if not where this one does."""
+        """`others`: further processes of the benchmark besides this one. `cpus`: the CPUs that they
+        all run on, if not those of this process."""
         self._others = others
         self._cpus = set(cpus) or os.sched_getaffinity(0)
         self._began, self._own = time.perf_counter(), self._own_s()
         self._busy = busy_s(self._cpus)
 
     def disturbed(self) -> float:
-        """Share of the cores' time that others took."""
+        """Returns the share of the cores' time that other processes used."""
         taken = (busy_s(self._cpus) - self._busy) - (self._own_s() - self._own)
         cores = (time.perf_counter() - self._began) * len(self._cpus)
         return round(max(0.0, taken / cores), 3)
@@ -66,8 +67,8 @@ class Watch:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process has worked, all its threads together; 0 of one that has ended, so that
-    a watch sees its work as that of others."""
+    """Returns the CPU seconds of a process, of all its threads; 0 for one that has ended, so that a
+    watch counts its work as that of others."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -76,8 +77,8 @@ def cpu_s(pid: int) -> float:
 
 
 def busy_s(cpus: Collection[int] = ()) -> float:
-    """Seconds that these cores, or all of this process, have worked, for anyone, since the system
-    began."""
+    """Returns the seconds that these CPUs (default: those of this process) have been busy, for any
+    process, since the system started."""
     names = {f"cpu{cpu}" for cpu in cpus or os.sched_getaffinity(0)}
     ticks = 0
     for line in Path("/proc/stat").read_text().splitlines():

@@ -1,15 +1,16 @@
 """Memory on TurboTransformers' workload: `python -m benchmarks.memory`.
 
 BERT-base (random weights), fp32, batch 1, 150 requests with lengths uniform in 5..500 (seed 0).
-Each system in a process of its own:
+Each system runs in its own process:
 
-- fusewire: the engine, answering twice: the first pass meets new lengths, the second known ones.
-  Allocations are its calls to the operating system.
-- torch: transformers eager; allocations (from malloc) and live bytes as torch's profiler counts.
+- fusewire: the engine, in two passes over the requests: the first has new lengths, the second known
+  ones. Allocations are its calls to the operating system.
+- torch: transformers eager; allocations (from malloc) and live bytes as counted by torch's
+  profiler.
 - naive: the temporaries of fusewire's layers, each from malloc when created and freed at its last
-  use, written once; beside it the same writes into the planned arena, for the time it takes.
+  use, written once; compared with the time of the same writes into the planned arena.
 
-Writes bench-results/memory.jsonl, one JSON object a row.
+Writes bench-results/memory.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def live_bytes(call: Callable[[], Any]) -> np.ndarray:
-    """What torch had lent on the CPU during a call more than before it, after each change."""
+    """Returns the bytes that torch had allocated on the CPU during a call beyond those before it,
+    after each change."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
@@ -107,7 +109,7 @@ def torch_eager(folder: Path, threads: int) -> dict[str, Any]:
     sequences = workload(rivals.vocabulary(folder))
 
     def profiled(sequence: np.ndarray) -> tuple[int, int]:
-        """Highest live bytes and number of allocations of one request."""
+        """Returns the highest live bytes and the number of allocations of one request."""
         live = live_bytes(lambda: run([sequence]))
         return int(live.max()), int((np.diff(live, prepend=0) > 0).sum())
 
@@ -122,7 +124,8 @@ def torch_eager(folder: Path, threads: int) -> dict[str, Any]:
 
 
 def naive(programs: list[Program]) -> list[dict[str, Any]]:
-    """The writes of every layer's temporaries and nothing else: from malloc, and into an arena."""
+    """Times the writes of every layer's temporaries and nothing else: from malloc, and into an
+    arena."""
     arena = np.empty(max(peak for _, _, peak in programs), np.uint8)
     views = [
         [arena[at : at + size] for (size, _, _), at in zip(records, offsets, strict=True)]
@@ -153,7 +156,7 @@ def naive(programs: list[Program]) -> list[dict[str, Any]]:
         return max(sum(s for s, first, last in records if first <= t <= last) for t in moments)
 
     def median_ms(write: Callable[[int], None]) -> float:
-        for _ in range(2):  # the first warms: pages of the arena, malloc's thresholds
+        for _ in range(2):  # the first pass warms up: pages of the arena, malloc's thresholds
             times = [timed(lambda which=which: write(which)) for which in range(len(programs))]
         return median(times)
 
@@ -177,7 +180,7 @@ def naive(programs: list[Program]) -> list[dict[str, Any]]:
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function` in a process of its own."""
+    """Runs `function` in its own process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()

@@ -1,11 +1,11 @@
-"""What the OpenAI endpoint adds to a stream: `python -m benchmarks.openai_endpoint`.
+"""The overhead of the OpenAI endpoint in a stream: `python -m benchmarks.openai_endpoint`.
 
-A random GPT-2 of two layers behind `fusewire serve`, asked by the same plain HTTP client through
-Triton's own `generate_stream` and through the OpenAI endpoint, alternately: time from the request
-to the first event, and from there to the last by token, medians over the streams. The model
-computes on one thread; server, endpoint and client share the other cores.
+A random GPT-2 of two layers in `fusewire serve` gets requests of the same plain HTTP client through
+Triton's own `generate_stream` and through the OpenAI endpoint, alternately: the time from the
+request to the first event, and the time per token from there to the last, medians over the streams.
+The model computes on one thread; server, endpoint and client share the other cores.
 
-Writes bench-results/openai_endpoint.jsonl, one JSON object a row.
+Writes bench-results/openai_endpoint.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ STREAMS = (1, 16)
 
 
 def folder_of(root: Path) -> Path:
-    """A model whose step takes longer than sending a response, so that each has its own."""
+    """Writes a model whose step takes longer than sending a response, so that each token has its
+    own."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=257, n_positions=512, n_embd=384, n_layer=2, n_head=6, eos_token_id=END
@@ -55,7 +56,7 @@ def through_openai(tokens: int) -> tuple[str, dict[str, Any]]:
 
 
 def events(address: str, path: str, body: dict[str, Any]) -> list[float]:
-    """Seconds from the request to each of its events."""
+    """Returns the seconds from the request to each of its events."""
     connection = http.client.HTTPConnection(address, timeout=120)
     connection.connect()
     began = time.perf_counter()

@@ -1,24 +1,24 @@
 """What a server does with more requests than it can answer: `python -m benchmarks.overload`.
 
-MiniLM-L6 on the CPU behind the real embedded Triton. Its capacity is measured in a closed loop,
-before and after each of several turns, as a machine's speed changes. In a turn requests arrive as a
-Poisson process (open loop: nobody waits for an answer before sending the next) at a share of it,
-each with a deadline. Goodput is what was answered within the deadline.
+MiniLM-L6 on the CPU on the real embedded Triton. Its capacity is measured in a closed loop, before
+and after each of several turns, as a machine's speed changes. In a turn requests arrive as a
+Poisson process (open loop: clients do not wait for an answer before sending the next) at a share of
+the capacity, each with a deadline. Goodput counts the answers within the deadline.
 
-Systems: `fusewire` (admission by predicted cost; clients tell their deadline), `fifo` (every
-request is taken, in order of arrival), `triton` (Triton's queue policy: REJECT beyond
-`max_queue_size`), `count` (at most so many requests under way, as gateways limit them).
-Loads: texts of 48 words; `lengths`, 5 to 500 tokens; `bursts`; `tenants`, of which one sends ten
-times what each of the others does; `retries`, clients that try again until their deadline;
-`answers`, which a small GPT generates, of mixed lengths, with a deadline on the whole answer;
-`tenants' answers`, of which one asks for ten times as many. What a server that knew every cost and
-had no work with refusals would answer stands beside goodput (`possible`).
+Systems: `fusewire` (admission by predicted cost; clients send their deadline), `fifo` (every
+request is accepted, in order of arrival), `triton` (Triton's queue policy: REJECT beyond
+`max_queue_size`), `count` (a maximum number of concurrent requests, as in gateways). Loads: texts
+of 48 words; `lengths`, 5 to 500 tokens; `bursts`; `tenants`, of which one sends ten times as many
+as each of the others; `retries`, clients that retry until their deadline; `answers`, which a small
+GPT generates, of mixed lengths, with a deadline for the whole answer; `tenants' answers`, of which
+one tenant requests ten times as many. `possible` is the goodput of a server that knows every cost
+and rejects requests for free.
 
-`--server-cores 0,1 --driver-cores 2-7` gives server and clients cores of their own; `--copy 0/3` is
-the first of three such benchmarks at the same time, each on its third of the cores. `--minutes 8`
+`--server-cores 0,1 --driver-cores 2-7` gives server and clients separate cores; `--copy 0/3` is the
+first of three such benchmarks at the same time, each on its third of the cores. `--minutes 8`
 leaves out what does not fit; each list is given in the order of importance.
 
-Writes bench-results/overload.jsonl, one JSON object a row.
+Writes bench-results/overload.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ PACKAGES = ("fusewire", "nvidia-pytriton", "tritonclient", "aiohttp", "grpcio")
 
 
 class Bench:
-    """Servers and clients of one run; each row is in the file before the next is measured."""
+    """Servers and clients of one run; each row is written to the file before the next is
+    measured."""
 
     def __init__(self, given: Options) -> None:
         self.given = given
@@ -86,7 +87,7 @@ class Bench:
                         self._client(server, model, list(of_client))
 
     def _client(self, server: Server, model: Given, chosen: list[Cell]) -> None:
-        """The cells of one load over one protocol."""
+        """Measures the cells of one load over one protocol."""
         given, at = self.given, server.endpoint
         _, load, protocol, _ = chosen[0]
         kind = LOADS[load]
@@ -95,7 +96,7 @@ class Bench:
         way = "stream" if kind.generates else protocol
         asks = way, f"{at.reachable}:{port}", MODEL
         with Drivers(given.drivers, load, *asks, model.texts[load]) as drivers:
-            drivers.saturate(kind.deadline_s, *loop)  # warm
+            drivers.saturate(kind.deadline_s, *loop)  # warms up
             seconds = given.pace.capacity_s
             answered = drivers.saturate(seconds, *loop)
             weight = 0.0
@@ -136,7 +137,8 @@ class Bench:
         work: Sequence[float],
         before: float,
     ) -> records.Row:
-        """Of a cell, `before` which the server answered so many requests/s in a closed loop."""
+        """Measures a cell and returns its row; `before` it, the server answered this many
+        requests/s in a closed loop."""
         given, kind, pace = self.given, LOADS[cell.load], self.given.pace
         capacity, turns, abouts = [before], [], []
         deadline_s = given.deadline_s or kind.deadline_s
@@ -146,7 +148,8 @@ class Bench:
             abouts.append(about)
             answered = drivers.saturate(pace.capacity_s, kind.under_way, kind.deadline_s)
             capacity.append(requests_per_s(answered, work, pace.capacity_s))
-            # What a core gives changes with what others do on it: before and after count.
+            # The speed of a core changes with the load of the others, so the capacity is the mean
+            # of before and after.
             turns.append(Turn(seen, fmean(capacity[-2:])))
             time.sleep(overload_plan.PAUSE_S)
         return {
@@ -181,10 +184,11 @@ class Bench:
 def measured(
     server: Server, drivers: Drivers, load: Load, parts: cores.Parts
 ) -> tuple[list[Seen], dict[str, Any]]:
-    """What one load made of a server."""
+    """Offers one load to a server; returns what became of its requests, and the measurements of the
+    server."""
     pids = cores.tree(server.process.pid)
     before, began = resident_mib(pids), time.perf_counter()
-    # Clients that had too little of their cores say so by their lag.
+    # Where clients have their own cores, a lack of them shows in the clients' lag.
     own = pids if parts.server else [*pids, *drivers.pids]
     watch = machine.Watch(*own, cpus=parts.server)
     worked = [sum(map(machine.cpu_s, side)) for side in (pids, drivers.pids)]
@@ -205,8 +209,8 @@ def measured(
 
 
 def of_turns(abouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The worst of what several turns were, the mean of how busy they were, and memory before the
-    first and after the last."""
+    """Combines several turns: the maximum of recovery time and disturbance, the mean of busy cores,
+    and the memory before the first and after the last."""
     last, worst = abouts[-1], ("recovered_s", "disturbed")
     means = ("server_busy_cores", "clients_busy_cores")
     return {
@@ -218,7 +222,7 @@ def of_turns(abouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def resident_mib(pids: list[int]) -> float:
-    """Of tritonserver and its models' processes."""
+    """Returns the resident memory of tritonserver and its models' processes."""
     pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
     return round(sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
 
@@ -231,7 +235,7 @@ def main() -> None:
     )
     if near := cores.shared(given.parts):
         print(f"cpus {near} of the clients share physical cores with the server")
-    # What this process starts is where it is itself, the server aside.
+    # The processes started here run on the clients' cores, except the server.
     with cores.on(given.parts.clients):
         bench = Bench(given)
         began = time.monotonic()

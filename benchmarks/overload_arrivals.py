@@ -1,4 +1,4 @@
-"""Requests that arrive whether or not earlier ones were answered, and what became of them."""
+"""Arrivals of requests that do not depend on earlier answers, and their outcomes."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from dataclasses import dataclass
 import numpy as np
 
 TENANTS = 5
-GREEDY = 10.0  # times what each other tenant sends
-_BURST_S = 4.0  # of each, the first half has all arrivals
+GREEDY = 10.0  # ratio of this tenant's requests to each other's
+_BURST_S = 4.0  # period of bursts; all arrivals are in its first half
 OK, REFUSED, EXPIRED, FAILED = "ok", "refused", "expired", "failed"
 
 
 @dataclass(frozen=True)
 class Arrival:
-    at: float  # seconds after the beginning
+    at: float  # seconds after the start
     text: int
     tenant: str
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of one: `seconds` from when it was due to its answer, or to its deadline."""
+    """The outcome of one request: `seconds` from its due time to its answer, or to its deadline."""
 
     arrival: Arrival
     outcome: str
     seconds: float
-    lag: float = 0.0  # that the client sent it late: work of its own
-    refusals: Sequence[float] = ()  # seconds until each, of a client that tries again several
-    first: float | None = None  # seconds to the first token, where tokens come
+    lag: float = 0.0  # how late the client sent it, because it was busy
+    refusals: Sequence[float] = ()  # seconds until each; clients that retry have several
+    first: float | None = None  # seconds to the first token, where tokens are streamed
 
 
 def poisson(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
-    """Of one tenant, at a constant rate."""
+    """Returns arrivals of one tenant at a constant rate."""
     return _arrivals(rate, seconds, texts, seed, lambda at: at, [1.0])
 
 
 def bursts(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
-    """At the same mean rate, and none in every other two seconds."""
+    """Returns arrivals at the same mean rate, with none in every other two seconds."""
 
     def moved(at: float) -> float:
         return at - at % _BURST_S / 2
@@ -47,7 +47,8 @@ def bursts(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arriv
 
 
 def tenants(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
-    """Of several tenants, the first of which sends GREEDY times what each other does."""
+    """Returns arrivals of several tenants, the first of which sends GREEDY times as many as each
+    other."""
     weights = [GREEDY] + [1.0] * (TENANTS - 1)
     return _arrivals(rate, seconds, texts, seed, lambda at: at, weights)
 

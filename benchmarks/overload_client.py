@@ -1,5 +1,5 @@
-"""The clients of the overload benchmark, in a process of their own: they send when a request is
-due, and never wait for an earlier answer."""
+"""The clients of the overload benchmark, in their own process: they send each request when it is
+due, without waiting for earlier answers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from benchmarks.overload_ways import WAYS, Answer, Way
 from benchmarks.served_sides import Window
 from benchmarks.worker import Handler
 
-_RETRY_S = 0.1  # the longest first wait of clients that try again; it doubles with each
+_RETRY_S = 0.1  # upper bound of the first wait of clients that retry; it doubles with each
 _RECOVERED_WITHIN_S = 180.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a client process is asked to do, once its texts are known."""
+    """The load that a client process offers, once it has its texts."""
 
     arrivals: Sequence[Arrival]
     deadline_s: float
-    tell_deadline: bool  # as Triton's request parameter `timeout`
+    tell_deadline: bool  # in Triton's request parameter `timeout`
     tell_tenant: bool
-    most_under_way: int | None  # more are refused by the client itself, as by a gateway that counts
-    retries: bool  # clients try again until their deadline
-    begin: float = 0.0  # by perf_counter; past: at once
-    probe: bool = True  # after the last arrival it asks until the server answers
+    # The client itself refuses more, as a gateway does that limits concurrent requests.
+    most_under_way: int | None
+    retries: bool  # clients retry until their deadline
+    begin: float = 0.0  # by perf_counter; a time in the past: at once
+    probe: bool = True  # after the last arrival, send requests until the server answers
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """A closed loop, for the server's capacity: the texts whose answers come within `window`. It
-    works from now on, so that the server is busy when that begins."""
+    """A closed loop that measures the server's capacity: the texts that are answered within
+    `window`. It begins at once, so that the server is busy when the window begins."""
 
     window: Window
     under_way: int
@@ -52,7 +53,8 @@ class Outcome:
 
 
 def clients(protocol: str, address: str, model: str, texts: list[Any]) -> Handler:
-    """The setup of a Worker: answers a Load with an Outcome, a Saturation with texts."""
+    """The setup of a Worker: answers a Load with an Outcome, and a Saturation with a list of
+    texts."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
 
@@ -72,7 +74,7 @@ def clients(protocol: str, address: str, model: str, texts: list[Any]) -> Handle
 
 
 async def _capacity(way: Way, asked: Saturation, texts: int) -> list[int]:
-    """Those that were answered where so many are always under way."""
+    """Returns the texts that were answered while `under_way` requests are always in flight."""
     window = asked.window
     numbers = itertools.cycle((window.first + index) % texts for index in range(texts))
     done: list[int] = []
@@ -81,7 +83,8 @@ async def _capacity(way: Way, asked: Saturation, texts: int) -> list[int]:
         while time.perf_counter() < window.end:
             text = next(numbers)
             answer = await way.send(text, 60.0, {})
-            if answer.outcome == REFUSED:  # it keeps a share for tenants of the load before
+            # The server still reserves a share for tenants of the previous load.
+            if answer.outcome == REFUSED:
                 await asyncio.sleep(_RETRY_S)
                 continue
             if answer.outcome != OK:
@@ -94,7 +97,7 @@ async def _capacity(way: Way, asked: Saturation, texts: int) -> list[int]:
 
 
 async def _offered(way: Way, load: Load) -> Outcome:
-    """Each arrival at its time, then one request after the other until the server answers."""
+    """Sends each arrival at its time, then one request after the other until the server answers."""
     under_way = 0
     failures: list[str] = []
 
@@ -133,7 +136,8 @@ async def _offered(way: Way, load: Load) -> Outcome:
 async def _within_deadline(
     way: Way, load: Load, arrival: Arrival, due: float, refusals: list[float]
 ) -> Answer:
-    """`refusals`: gets the seconds that each took, the first from when the request was due."""
+    """Sends a request, with retries. `refusals` gets the seconds that each refusal took, the first
+    from the due time."""
     deadline = due + load.deadline_s
     asked = due
     while (left := deadline - time.perf_counter()) > 0:

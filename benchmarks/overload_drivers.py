@@ -1,4 +1,4 @@
-"""Several client processes that put one load on a server together."""
+"""Several client processes that offer one load to a server together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from benchmarks.overload_client import Load, Outcome, Saturation, clients
 from benchmarks.served_sides import Window
 from benchmarks.worker import Worker
 
-_SOON_S = 0.2  # from now to the common beginning
+_SOON_S = 0.2  # from now to the common start
 
 
 class Drivers:
-    """Each sends every n-th arrival, and the first asks afterwards until the server answers."""
+    """Client processes: each sends every n-th arrival, and the first one probes afterwards until
+    the server answers."""
 
     def __init__(
         self, count: int, name: str, protocol: str, address: str, model: str, texts: list[Any]
@@ -41,9 +42,9 @@ class Drivers:
         return [worker.pid for worker in self._workers]
 
     def saturate(self, seconds: float, under_way: int, ramp_s: float) -> list[int]:
-        """The texts that are answered in a closed loop with so many under way, at least one of each
-        process. `ramp_s`: until it counts; as long as an answer takes, or the short ones count
-        twice."""
+        """Returns the texts that are answered in a closed loop with `under_way` requests in flight,
+        at least one of each process. `ramp_s`: the time before counting begins; as long as an
+        answer takes, or short answers would count twice."""
         begin = time.perf_counter() + ramp_s
         shares = parts_of(under_way, len(self._workers))
         for index, worker in enumerate(self._workers):
@@ -58,7 +59,8 @@ class Drivers:
         return found
 
     def offer(self, load: Load) -> Outcome:
-        """A count of what may be under way is split: each process counts its own."""
+        """Offers a load. A limit of concurrent requests is split, as each process counts its
+        own."""
         count = len(self._workers)
         most = (
             [None] * count if load.most_under_way is None else parts_of(load.most_under_way, count)
@@ -78,12 +80,12 @@ class Drivers:
 
 
 def requests_per_s(texts: Sequence[int], tokens: Sequence[float], seconds: float) -> float:
-    """Of so many that were answered in these seconds. `tokens`: of each text; those that were
-    answered count as so many of the mean."""
+    """Returns the requests/s of the texts answered in `seconds`. Each counts by its number in
+    `tokens`, relative to the mean."""
     mean = sum(tokens) / len(tokens)
     return sum(tokens[text] for text in texts) / mean / seconds
 
 
 def parts_of(whole: int, count: int) -> list[int]:
-    """As equal as they can be."""
+    """Returns `count` parts of `whole` that are as equal as possible."""
     return [whole // count + (index < whole % count) for index in range(count)]

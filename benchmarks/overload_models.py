@@ -1,5 +1,5 @@
-"""The models of the overload benchmark and what they are asked: texts to embed, and prompts whose
-answers have mixed lengths, drawn as those of `generation_poisson`."""
+"""The models of the overload benchmark and their requests: texts to embed, and prompts whose
+answers have mixed lengths, drawn as in `generation_poisson`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from benchmarks.overload_systems import LOADS, LONGEST_ANSWER, LONGEST_PROMPT
 from benchmarks.overload_ways import Prompt
 from benchmarks.served_requests import Texts
 
-TEXTS = 256  # and prompts
+TEXTS = 256  # and number of prompts
 
 
 class Given(NamedTuple):
-    """A model, and what it is asked."""
+    """A model and its requests."""
 
     name: str
     folder: Path
     texts: dict[str, list[Any]]  # by load
-    tokens: dict[str, list[int]]  # of each: of the text, or of the answer
+    tokens: dict[str, list[int]]  # of each text, or of each answer
 
     def work(self, load: str, weight: float) -> list[float]:
-        """Of each, in tokens: those of its prompt, if it has one, count as so much."""
+        """Returns the work of each request in tokens; a prompt's tokens count `weight` each."""
         texts, tokens = self.texts[load], self.tokens[load]
         if not LOADS[load].generates:
             return [float(each) for each in tokens]
@@ -37,8 +37,9 @@ class Given(NamedTuple):
 
 
 def prompt_weight(prompts: Sequence[Prompt], answers_per_s: float, prompts_per_s: float) -> float:
-    """What a token of a prompt takes, of one that is generated. `answers_per_s`: of the mean, in a
-    closed loop; `prompts_per_s`: where each prompt is answered by one token."""
+    """Returns the cost of a prompt's token, relative to a generated one. `answers_per_s`: the rate
+    of mean answers in a closed loop; `prompts_per_s`: the rate where each prompt is answered by one
+    token."""
     new = sum(each.new for each in prompts)
     read = sum(len(each.ids) for each in prompts)
     if prompts_per_s <= answers_per_s:
@@ -69,9 +70,9 @@ def encoded(random: bool) -> Iterator[Given]:
 
 @contextmanager
 def generated(random: bool) -> Iterator[Given]:
-    """Random weights in any case."""
+    """Yields a model with random weights, whatever `random` is."""
     with tempfile.TemporaryDirectory() as root:
-        # In a process of its own, which takes torch with it.
+        # In its own process, so that torch's memory is freed.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             name, prompts = pool.submit(_write, Path(root)).result()
         loads = [load for load, kind in LOADS.items() if kind.generates]

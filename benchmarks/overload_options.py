@@ -13,22 +13,22 @@ from benchmarks.overload_plan import Cell, Pace
 from benchmarks.overload_systems import LOADS, SYSTEMS
 
 SHARES = (3.0, 0.7, 1.0, 2.0, 1.5)
-_FIRST_PORT = 18000  # of the first of several copies: below those that the kernel gives clients
+_FIRST_PORT = 18000  # the first copy's port: below the kernel's ephemeral ports
 _PORTS_EACH = 10
 
 
 @dataclass(frozen=True)
 class Options:
     cells: list[Cell]  # in the order in which they run
-    asked: int  # cells, before those that do not fit were left out
+    asked: int  # selected cells, before those that do not fit were left out
     pace: Pace
     limit_s: float
     parts: Parts
-    drivers: int  # processes that ask
+    drivers: int  # client processes
     first_port: int
     threads: int
     random_weights: bool
-    deadline_s: float | None  # of all loads; None: each its own
+    deadline_s: float | None  # of all loads; None: each load's own
     count: int
     max_batch_size: int
     seed: int

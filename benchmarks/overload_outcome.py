@@ -1,4 +1,4 @@
-"""What the overload benchmark counts: what came in time, of what could have been computed."""
+"""What the overload benchmark counts: answers within the deadline, and how many were possible."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.overload_arrivals import EXPIRED, FAILED, OK, REFUSED, Arrival, 
 
 
 class Turn(NamedTuple):
-    """What became of arrivals while the server could answer `capacity` requests/s. Where a
-    machine's speed changes, several turns, each between closed loops of its own, say more than a
-    long one."""
+    """The outcomes of arrivals while the server could answer `capacity` requests/s. Where a
+    machine's speed changes, several turns, each between its own closed loops, are more accurate
+    than a long one."""
 
     seen: Sequence[Seen]
     capacity: float
@@ -23,10 +23,12 @@ class Turn(NamedTuple):
 def statistics(
     turns: Sequence[Turn], seconds: float, deadline: float, tokens: Sequence[float]
 ) -> dict[str, Any]:
-    """Of all arrivals of turns of so many seconds each. `tokens`: of each text, as a server that
-    prefers short ones answers more of them.
-    Goodput is of the answers in these seconds: those that come after them were computed with time
-    beyond them, up to a deadline of it. In tokens it has what came of them until then."""
+    """Returns statistics of all arrivals of turns of `seconds` each. `tokens`: of each text, as a
+    server that prefers short texts answers more of them.
+
+    Goodput counts the answers within these seconds: later ones were computed in up to `deadline`
+    seconds beyond them. In tokens it includes the part of an answer that had arrived by then.
+    """
     seen = [each for turn in turns for each in turn.seen]
     good = [each for each in seen if each.outcome == OK and each.seconds <= deadline]
     during = [each for each in good if each.arrival.at + each.seconds <= seconds]
@@ -56,7 +58,7 @@ def statistics(
 
 
 def _costs(tokens: Sequence[float], capacity: float) -> list[float]:
-    """Seconds of the closed loop, of each text."""
+    """Returns the seconds that each text takes in the closed loop."""
     return [each / fmean(tokens) / capacity for each in tokens]
 
 
@@ -66,7 +68,7 @@ def _possible(turn: Turn, seconds: float, deadline: float, tokens: Sequence[floa
 
 
 def _part_by(each: Seen, seconds: float) -> float:
-    """Of a good answer: how much had come by then. Tokens come evenly."""
+    """Returns the fraction of a good answer that had arrived by `seconds`. Tokens arrive evenly."""
     left = seconds - each.arrival.at
     if left >= each.seconds or each.first is None:
         return float(left >= each.seconds)
@@ -76,9 +78,9 @@ def _part_by(each: Seen, seconds: float) -> float:
 def possible(
     arrivals: Sequence[Arrival], seconds: float, deadline: float, costs: Sequence[float]
 ) -> float:
-    """The share of the time in which a server works that answers one after the other, in order,
-    what it can answer in time. Of equal requests none answers more (Moore, 1968). `costs`: seconds
-    of each text."""
+    """Returns the share of the time in which a server works that answers requests in order of
+    arrival, skipping those that it cannot answer in time. For equal requests this is the maximum
+    (Moore, 1968). `costs`: seconds of each text."""
     free = worked = 0.0
     for arrival in arrivals:
         cost = costs[arrival.text]
@@ -90,8 +92,8 @@ def possible(
 
 
 def fair_rates(demands: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """The max-min fair rate of each: nobody gets more than it asks for, and what one leaves is the
-    others' (Bertsekas and Gallager, Data Networks, 6.5.2)."""
+    """Returns the max-min fair rate of each tenant: none gets more than its demand, and the others
+    share what it leaves (Bertsekas and Gallager, Data Networks, 6.5.2)."""
     fair: dict[str, float] = {}
     left = capacity
     for place, name in enumerate(sorted(demands, key=lambda name: demands[name])):
@@ -101,7 +103,8 @@ def fair_rates(demands: Mapping[str, float], capacity: float) -> dict[str, float
 
 
 def jain(shares: Sequence[float]) -> float:
-    """1 where all are equal, 1/n where one has everything (Jain, Chiu and Hawe, 1984)."""
+    """Returns Jain's index: 1 where all shares are equal, 1/n where one has everything (Jain, Chiu
+    and Hawe, 1984)."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
 
@@ -109,8 +112,9 @@ def jain(shares: Sequence[float]) -> float:
 def _shares(
     seen: Sequence[Seen], good: Sequence[Seen], seconds: float, costs: Sequence[float]
 ) -> list[float]:
-    """What each tenant got of its fair rate, in work; of what all got together, as capacities are
-    known less well, and how much a server does is another question."""
+    """Returns what each tenant got of its fair rate, in work. Fair rates are of the total that all
+    tenants got, because the capacity is known less accurately and total throughput is a separate
+    question."""
     asked: dict[str, float] = {}
     got: dict[str, float] = {}
     for found, all_of in ((asked, seen), (got, good)):

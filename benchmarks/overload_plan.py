@@ -1,4 +1,4 @@
-"""Which cells of the overload benchmark fit into a time: the most important ones."""
+"""Which cells of the overload benchmark fit into a time limit: the most important ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from benchmarks.overload_systems import LOADS, SYSTEMS, possible
 
-START_S = 15.0  # of a server with its model, and its end
+START_S = 15.0  # starting and stopping a server with its model
 PAUSE_S = 1.5  # after each load
-RAMP_S = 2.0  # until prompts alone count
-_CLIENTS_S = 1.0  # until their processes run
-_RECOVERY_S = 0.5  # beside a deadline, of a server that computes nothing dead: gRPC cancels it
+RAMP_S = 2.0  # until prompts alone are counted
+_CLIENTS_S = 1.0  # until the client processes run
+# Added to a deadline, for a server that computes nothing expired: gRPC cancels such requests.
+_RECOVERY_S = 0.5
 
 
 class Cell(NamedTuple):
@@ -23,18 +24,18 @@ class Cell(NamedTuple):
 
 
 def server_of(cell: Cell) -> tuple[str, bool]:
-    """What the cells of one server share: the system, and which model it is."""
+    """Returns what the cells of one server share: the system, and whether its model generates."""
     return cell.system, LOADS[cell.load].generates
 
 
 def client_of(cell: Cell) -> tuple[str, str, str]:
-    """What the cells of one client share."""
+    """Returns what the cells of one client share."""
     return cell.system, cell.load, cell.protocol
 
 
 class Pace(NamedTuple):
-    """Of a cell: `seconds` of arrivals in each of its turns, `capacity_s` of the closed loop before
-    and after each."""
+    """The durations of a cell: `seconds` of arrivals in each of its turns, `capacity_s` of the
+    closed loop before and after each."""
 
     seconds: float
     capacity_s: float
@@ -44,7 +45,8 @@ class Pace(NamedTuple):
 def cells(
     systems: Sequence[str], loads: Sequence[str], protocols: Sequence[str], shares: Sequence[float]
 ) -> list[Cell]:
-    """All, the most important first: each list is given in the order of importance."""
+    """Returns all cells, the most important first: each list is given in the order of
+    importance."""
     ranked = product(*(enumerate(each) for each in (systems, loads, protocols, shares)))
     ordered = sorted(ranked, key=lambda chosen: sum(rank for rank, _ in chosen))
     found = [Cell(*(value for _, value in chosen)) for chosen in ordered]
@@ -52,7 +54,8 @@ def cells(
 
 
 def in_groups(chosen: Iterable[Cell]) -> list[Cell]:
-    """In the order in which they run: a server a system, a client a load, shares ascending."""
+    """Returns the cells in the order in which they run: one server per system, one client per load,
+    shares ascending."""
     systems, loads = list(SYSTEMS), list(LOADS)
     return sorted(
         chosen,
@@ -61,8 +64,9 @@ def in_groups(chosen: Iterable[Cell]) -> list[Cell]:
 
 
 def cell_s(cell: Cell, pace: Pace) -> float:
-    """Predicted seconds of one: arrivals, the queue that they leave, and a pause."""
-    # Nobody tells Triton that a client over HTTP has left: it computes whatever was sent.
+    """Returns the predicted seconds of one cell: arrivals, the queue that they leave, and a
+    pause."""
+    # Triton does not notice that an HTTP client has disconnected: it computes every request.
     endless = cell.protocol == "http" and cell.system == "fifo"
     recovery = max(0.0, cell.share - 1) * pace.seconds if endless else 0.0
     within = LOADS[cell.load].deadline_s
@@ -71,12 +75,12 @@ def cell_s(cell: Cell, pace: Pace) -> float:
 
 
 def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:
-    """Of all of them, servers' starts and closed loops too."""
+    """Returns the predicted seconds of all cells, including starts of servers and closed loops."""
     seconds = 0.0
     for _, of_server in groupby(in_groups(chosen), server_of):
         seconds += START_S
         for (_, load, _), of_client in groupby(of_server, client_of):
-            ramps = 3 * LOADS[load].deadline_s  # twice before it counts, and to be warm
+            ramps = 3 * LOADS[load].deadline_s  # twice before counting begins, and to warm up
             seconds += _CLIENTS_S + ramps + pace.capacity_s
             if LOADS[load].generates:
                 seconds += _CLIENTS_S + RAMP_S + pace.capacity_s
@@ -85,7 +89,7 @@ def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:
 
 
 def that_fit(ordered: Sequence[Cell], pace: Pace, limit_s: float) -> list[Cell]:
-    """The first ones whose predicted time together stays below."""
+    """Returns the first cells whose predicted time together is below the limit."""
     chosen: list[Cell] = []
     for cell in ordered:
         if predicted_s([*chosen, cell], pace) <= limit_s:

@@ -10,7 +10,7 @@ from benchmarks.records import Row, Rows
 
 _GOODPUT, _POSSIBLE = "goodput_tokens_of_capacity", "possible_of_capacity"
 _CLEARLY = 0.95
-LATE_MS = 10.0  # p99 of how late clients sent: more, and it was not the server that was measured
+LATE_MS = 10.0  # p99 of clients' delay; above it the clients were the bottleneck, not the server
 
 
 def line(row: Row) -> str:
@@ -38,13 +38,14 @@ def _first(row: Row) -> str:
 
 
 def late(rows: Rows) -> list[str]:
-    """The cases whose clients could not keep up."""
+    """Returns the cases whose clients could not keep up."""
     return [row["case"] for row in rows if row.get("client_lag_ms_p99", 0.0) > LATE_MS]
 
 
 def table(rows: Rows) -> str:
-    """Goodput by load and system, in tokens: of texts that are alike, the same as in requests.
-    What is possible stands below those of a load where it is clearly less than what is offered."""
+    """Returns a table of goodput by load and system, in tokens: for texts of equal length, the same
+    as in requests. The possible goodput is shown below a load where it is clearly less than the
+    offered load."""
     shares = sorted({row["share"] for row in rows})
     header = ["load", "protocol", "system", *(f"{share:g} x" for share in shares)]
     lines = []
@@ -54,7 +55,7 @@ def table(rows: Rows) -> str:
             [*kind, *(_median(of_load, _GOODPUT, kind, share) for share in shares)]
             for kind in _kinds(of_load)
         ]
-        known = [row for row in of_load if _POSSIBLE in row]  # older ones do not say
+        known = [row for row in of_load if _POSSIBLE in row]  # older rows lack it
         if any(row[_POSSIBLE] < _CLEARLY * min(1.0, row["share"]) for row in known):
             lines.append(
                 [load, "", "possible", *(_median(known, _POSSIBLE, None, s) for s in shares)]
@@ -63,8 +64,8 @@ def table(rows: Rows) -> str:
 
 
 def tables(rows: Rows, where: Callable[[Rows], str] | None = None) -> str:
-    """As the documentation has them, of each model: goodput, then what else there is to say of the
-    least and of the highest load. `where` its rows were measured stands below each."""
+    """Returns the documentation's tables for each model: goodput, then further measurements of the
+    lowest and of the highest load. `where` its rows were measured is below each."""
     models = dict.fromkeys(row["model"] for row in rows)
     parts: list[str] = []
     for model in models:
@@ -126,7 +127,7 @@ def _kind(row: Row) -> tuple[str, ...]:
 
 
 def _median(rows: Rows, key: str, kind: tuple[str, ...] | None, share: float) -> str:
-    """`kind`: None: of all."""
+    """`kind` None: of all."""
     of = [row for row in rows if kind in (None, _kind(row)) and row["share"] == share]
     return f"{median(row[key] for row in of):.1%}" if of else ""
 

@@ -1,4 +1,4 @@
-"""What the overload benchmark serves, how, and to whom: the systems and the kinds of load."""
+"""The systems and the kinds of load of the overload benchmark."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from benchmarks import overload_arrivals
 from benchmarks.overload_arrivals import Arrival
 
 MODEL = "model"
-LONGEST_PROMPT, LONGEST_ANSWER = 512, 256  # as of generation_arrivals
+LONGEST_PROMPT, LONGEST_ANSWER = 512, 256  # as in generation_arrivals
 _GENERATOR = MappingProxyType(
     {
         "max_sequences": 16,
         "max_length": LONGEST_PROMPT + LONGEST_ANSWER,
         "max_waiting": 1 << 20,
-        "prefix_caching": False,  # the prompts are few, and come again
+        "prefix_caching": False,  # the prompts are few and repeated
     }
 )
 
 
 class Kind(NamedTuple):
-    """A kind of load: tokens of its texts, when they come, whether clients try again, requests that
-    keep a server busy when they are under way, and whether a model generates its answers."""
+    """A kind of load: the tokens of its texts, their arrivals, whether clients retry, how many
+    concurrent requests keep a server busy, and whether a model generates the answers."""
 
     least: int
     most: int
@@ -38,12 +38,12 @@ class Kind(NamedTuple):
     retries: bool = False
     under_way: int = 64
     generates: bool = False
-    # Of whole answers; of generated ones as long as the longest takes among others, and some more.
+    # Of whole answers; generated ones get the time of the longest answer under load, and some more.
     deadline_s: float = 1.0
 
 
 LOADS = {
-    "48 words": Kind(50, 50, overload_arrivals.poisson),  # and two special tokens
+    "48 words": Kind(50, 50, overload_arrivals.poisson),  # with two special tokens
     "lengths": Kind(5, 500, overload_arrivals.poisson, under_way=32),
     "bursts": Kind(50, 50, overload_arrivals.bursts),
     "tenants": Kind(50, 50, overload_arrivals.tenants),
@@ -56,7 +56,7 @@ LOADS = {
 
 
 class System(NamedTuple):
-    """How a server is set up, and what its clients do."""
+    """How a server is configured, and how its clients behave."""
 
     settings: Mapping[str, object] = MappingProxyType({})
     tell_deadline: bool = False
@@ -74,25 +74,25 @@ SYSTEMS = {
 
 
 def possible(system: str, load: str, protocol: str) -> bool:
-    """Triton batches nothing for models that generate, so that its queue never holds what waits;
-    over HTTP their clients have a protocol of its own, which is not measured."""
+    """Returns whether the cell can run. Triton does not batch models that generate, so its queue
+    never holds waiting requests; their HTTP clients use another protocol, which is not measured."""
     return not LOADS[load].generates or (protocol == "grpc" and not SYSTEMS[system].queue_policy)
 
 
 class Limits(NamedTuple):
-    """Of a server: `count` requests wait at most in Triton's queue, where the system limits it,
-    and `deadline_s` long."""
+    """The limits of a server: at most `count` requests wait in Triton's queue, for `deadline_s`,
+    where the system limits it."""
 
     threads: int
     max_batch_size: int
     count: int
     deadline_s: float
-    first_port: int = 0  # 0: any free ones
+    first_port: int = 0  # 0: any free ports
 
 
 @contextmanager
 def serving(folder: Path, system: System, limits: Limits, generates: bool) -> Iterator[Server]:
-    """A server of the model, on the cores of this thread."""
+    """Yields a server of the model, on the CPUs of this thread."""
     settings = _GENERATOR if generates else {"task": "embed", "max_length": 512}
     batching = {} if generates else {"max_batch_size": limits.max_batch_size}
     with tempfile.TemporaryDirectory() as root:

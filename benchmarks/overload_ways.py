@@ -1,5 +1,5 @@
-"""How a client of the overload benchmark sends a request, by protocol. Neither protocol's client is
-ours: the server is what is measured."""
+"""How a client of the overload benchmark sends a request, by protocol. It does not use our client,
+because the server is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSALS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class Answer(NamedTuple):
-    """`outcome`: OK, REFUSED, EXPIRED or FAILED. `first`: when the first token came, by
+    """`outcome`: OK, REFUSED, EXPIRED or FAILED. `first`: when the first token arrived, by
     perf_counter."""
 
     outcome: str
@@ -28,17 +28,17 @@ class Answer(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What a model that generates is asked."""
+    """A request to a model that generates."""
 
     ids: list[int]
-    new: int  # tokens of the answer
+    new: int  # tokens to generate
 
 
 class Way(Protocol):
-    """Sends one request, which has a number here."""
+    """Sends requests, which are identified by number."""
 
     async def send(self, text: int, timeout_s: float, parameters: dict[str, str | int]) -> Answer:
-        """Returns when the whole answer has come."""
+        """Sends the request and returns when the whole answer has arrived."""
 
     async def close(self) -> None: ...
 
@@ -62,7 +62,7 @@ class GrpcWay:
 
 
 class StreamWay(GrpcWay):
-    """A stream of its own for each request, as tokens come."""
+    """Sends each request on its own stream, for streamed tokens."""
 
     def __init__(self, address: str, model: str, prompts: Sequence[Prompt]) -> None:
         super().__init__(address, model, [])
@@ -117,12 +117,13 @@ class HttpWay:
 
 
 def refusal(message: str) -> Answer:
-    """Of UNAVAILABLE: a request that the server took and that became late is no refusal."""
+    """Returns the answer for UNAVAILABLE: a request that the server accepted and that expired is
+    not a refusal."""
     return Answer(EXPIRED if message.startswith("timeout: ") else REFUSED, message)
 
 
 def _without_code(message: str) -> Answer:
-    """Of a stream, whose errors are words alone."""
+    """Returns the answer for an error in a stream, which has a message but no code."""
     known = message.startswith(("timeout: ", "queue: "))
     return refusal(message) if known else Answer(FAILED, message)
 

@@ -1,15 +1,14 @@
-"""Products with weights of 4 bits on a CPU: `python -m benchmarks.products_4_bits`.
+"""GEMMs with 4-bit weights on a CPU: `python -m benchmarks.products_4_bits`.
 
-The four products of layers of a Llama with a hidden size of 2048, symmetric numbers of 4 bits in
-groups of 128, for few rows and for many. Several layers, whose weights come from memory in turns.
-Ours on the same weights in float32, int8 and 4 bits (`int4`: x stays in float32; `w4a8`: its rows
-are rounded to int8), beside ONNX Runtime's MatMulNBits (accuracy level 1: x in float32; 4: x in
-int8) and torch's int4 product in bfloat16, for which alone torch has fast kernels, all in one
-process, taking turns. What each computes is checked
-first, on fresh random input, against float64: `error` is the root mean square, of results that have
-1.
+The four GEMMs of layers of a Llama with a hidden size of 2048, with symmetric 4-bit weights in
+groups of 128, for few rows and for many. There are several layers, whose weights are read from
+memory in turn. Ours on the same weights in float32, int8 and 4 bits (`int4`: x stays in float32;
+`w4a8`: its rows are rounded to int8) is compared with ONNX Runtime's MatMulNBits (accuracy level 1:
+x in float32; 4: x in int8) and torch's int4 GEMM in bfloat16, the only dtype for which torch has
+fast kernels, all in one process, taking turns. The outputs of each are first checked, on new random
+input, against float64: `error` is the root mean square, for results whose root mean square is 1.
 
-Writes bench-results/products_4_bits.jsonl, one JSON object a row.
+Writes bench-results/products_4_bits.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ SYSTEMS = (
     "onnxruntime w4a8",
     "torch int4",
 )
-MOST_ERROR = 0.05  # above it a system computes something else, and is not timed
-SETTLE_S = 0.05  # longer than any library's threads spin after their work
+MOST_ERROR = 0.05  # a system with a larger error computes something else, and is not timed
+SETTLE_S = 0.05  # longer than the threads of any library spin after their work
 Array = NDArray[Any]
 Product = Callable[[Array], Array]
-Inputs = dict[int, Array]  # by their in_features
-Products = Callable[[Inputs], list[Array]]  # of all layers, one after another
+Inputs = dict[int, Array]  # by in_features
+Products = Callable[[Inputs], list[Array]]  # of all layers, one after the other
 
 
 class Weight:
-    """Codes, scales, and the numbers that they stand for."""
+    """Codes, scales, and the dequantised weight."""
 
     def __init__(self, shape: tuple[int, int], seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -66,7 +65,7 @@ class Weight:
 
     @property
     def nibbles(self) -> Array:
-        """Two codes a byte, the first in the low bits."""
+        """Returns two codes per byte, the first in the low bits."""
         return self.codes[:, ::2] | self.codes[:, 1::2] << 4
 
 
@@ -88,7 +87,8 @@ def of_fusewire(weight: Weight, stored: str) -> Product:
 
 
 def of_onnxruntime(weights: list[Weight], stored: str, threads: int) -> Products:
-    """By one session, as each has threads of its own, which spin."""
+    """Returns ONNX Runtime's GEMMs in one session, as each session has its own threads, which
+    spin."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
@@ -151,7 +151,7 @@ def made(system: str, weights: list[Weight], threads: int) -> Products:
 
 
 def installed(systems: Sequence[str]) -> list[str]:
-    """Those whose packages are here; says which are not."""
+    """Returns the systems whose packages are installed; prints which are not."""
     missing = [each for each in ("onnx", "onnxruntime") if not find_spec(each)]
     if missing and any(each.startswith("onnxruntime") for each in systems):
         print(f"onnxruntime: left out, not installed; pip install {' '.join(missing)}")
@@ -167,7 +167,8 @@ def inputs(rows: int, rng: np.random.Generator) -> Inputs:
 
 
 def errors_of(weights: list[Weight], products: dict[str, Products]) -> dict[str, float]:
-    """Of those that compute this; says which do not. SystemExit where one of ours is wrong."""
+    """Returns the errors of the systems that are correct; prints which are not. Raises SystemExit
+    where one of ours is wrong."""
     x = inputs(5, np.random.default_rng(time.time_ns() % 2**32))
     wanted = [
         x[weight.codes.shape[1]].astype(np.float64) @ weight.numbers.T.astype(np.float64)
@@ -188,7 +189,7 @@ def errors_of(weights: list[Weight], products: dict[str, Products]) -> dict[str,
 
 
 def seconds_of(products: Products, x: Inputs, seconds: float) -> list[float]:
-    """Of each run, for as long."""
+    """Returns the seconds of each run, for about `seconds`."""
     time.sleep(SETTLE_S)
     products(x)
     end, taken = time.perf_counter() + seconds, []

@@ -1,4 +1,4 @@
-"""What the rows of products with weights of 4 bits say: a table."""
+"""The table of GEMMs with 4-bit weights, from their rows."""
 
 from __future__ import annotations
 

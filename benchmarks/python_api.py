@@ -1,15 +1,16 @@
-"""What the Python interface costs over the engines that it calls: `python -m benchmarks.python_api
-[--device cuda]`.
+"""The overhead of the Python interface over its engines.
+
+    python -m benchmarks.python_api [--device cuda]
 
 `LLM.generate`: GPT-2 124M (random weights), greedy, texts of 128 tokens, 128 new tokens each: 64
-prompts, and 600, which are more than the engine admits at once. Beside it the engine with room for
-all of them, whose inbox nobody reads before the end; and a thread a prompt over
+prompts, and 600, which are more than the engine admits at once. It is compared with the engine with
+room for all of them, whose events are only read at the end, and with one thread per prompt calling
 `GenerationEngine.generate`. `Embedder.encode`: texts of 25 to 128 tokens, BERT-base's shape and
-MiniLM-L6's; beside it one call of `EncoderEngine.answer` with the same batches, sorted before. They
-take turns, so that the machine's noise meets all; a ratio is the median over the rounds of what two
-reached in the same round.
+MiniLM-L6's; it is compared with one call of `EncoderEngine.answer` with the same batches, sorted
+before. They take turns, so that noise of the machine affects all of them equally; a ratio is the
+median over the rounds of the two rates in the same round.
 
-Writes bench-results/python_api.jsonl, one JSON object a row.
+Writes bench-results/python_api.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from benchmarks.gpu.served import write_checkpoint
 from benchmarks.gpu.workload import SIZES, Size
 from benchmarks.served_requests import Texts
 
-GOALS = {"LLM.generate": 0.90, "Embedder.encode": 0.95}  # of the engine's own rate
+GOALS = {"LLM.generate": 0.90, "Embedder.encode": 0.95}  # ratio to the engine's own rate
 PROMPT_TOKENS, NEW_TOKENS = 128, 128
 PROMPTS = (64, 600)
 TEXTS, TEXT_TOKENS = 4096, (25, 128)
@@ -73,7 +74,7 @@ def generation(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
     if not options.prompts:
         return
     generation_rivals.write_gpt2(folder)
-    # The same prompts come again, and finding them would be no measurement.
+    # The same prompts are sent again, and prefix cache hits would spoil the measurement.
     common: dict[str, Any] = {
         "max_length": PROMPT_TOKENS + options.new_tokens,
         "prefix_caching": False,
@@ -102,7 +103,7 @@ def generation(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
 
 
 def letters(count: int) -> list[str]:
-    """Texts in which a letter is a token."""
+    """Returns texts in which each letter is one token."""
     rng = np.random.default_rng(0)
     return ["".join(map(chr, rng.integers(97, 123, PROMPT_TOKENS))) for _ in range(count)]
 
@@ -146,7 +147,7 @@ def encoders(work: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]
 
 
 def by_encoder(embedder: Any, texts: list[str]) -> None:
-    """The engine's answer to all texts in one call, longest first, in requests of a micro-batch."""
+    """Computes all texts in one call of the engine, longest first, in requests of a micro-batch."""
     from fusewire.engine.encoder import Request
 
     engine = embedder._engine
@@ -166,11 +167,13 @@ def by_encoder(embedder: Any, texts: list[str]) -> None:
 def rows(
     sides: dict[str, Side], units: int, unit: str, rounds: int, about: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each side, printed: units a second, and its share of the engine's."""
+    """Prints and yields a row for each side: units per second, and its share of the engine's
+    rate."""
     for side in sides.values():
-        side()  # warm
+        side()  # warms up
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    cpu: dict[str, list[float]] = {name: [] for name in sides}  # also where others take the cores
+    # CPU seconds are meaningful even where other processes use the cores.
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     watch = machine.Watch()
     for turn in range(rounds):
         at = turn % len(sides)

@@ -1,5 +1,5 @@
-"""BERT checkpoints of seeded random weights, for machines where none can be downloaded: what they
-cost is what others of their shape cost. Their tokenizer has words of letters."""
+"""BERT checkpoints of seeded random weights, for machines that cannot download any: they are as
+fast as others of their shape. The words of their tokenizer are strings of letters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def write(folder: Path, shape: str) -> None:
-    """As a Hugging Face folder. `shape`: a name of SHAPES."""
+    """Writes a Hugging Face folder. `shape`: a name of SHAPES."""
     import torch
     import transformers
 
@@ -38,7 +38,7 @@ def write(folder: Path, shape: str) -> None:
 
 
 def tokenizer() -> Tokenizer:
-    """Of BERT's kind; each of its words is one token."""
+    """Returns a tokenizer of BERT's kind; each of its words is one token."""
     words = [*_SPECIAL, *(word(number) for number in range(VOCABULARY - len(_SPECIAL)))]
     ids = {text: index for index, text in enumerate(words)}
     made = Tokenizer(models.WordPiece(vocab=ids, unk_token="[UNK]"))
@@ -53,7 +53,7 @@ def tokenizer() -> Tokenizer:
 
 
 def word(number: int) -> str:
-    """Of five letters, another for each number below 26^5."""
+    """Returns a word of five letters, a different one for each number below 26^5."""
     letters = ""
     for _ in range(5):
         number, place = divmod(number, len(_LETTERS))

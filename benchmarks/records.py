@@ -1,5 +1,5 @@
-"""The rows that benchmarks measure: one JSON object a line, in `bench-results` as they come, and in
-`docs/results` those that the documentation shows. Needs neither torch nor a GPU."""
+"""The rows that benchmarks measure, one JSON object per line: new rows in `bench-results`, and
+those of the documentation in `docs/results`. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def append(path: Path, rows: Rows) -> None:
 
 
 def read(path: Path) -> Rows:
-    """Of a file, or of every *.jsonl file in a folder; none where there is neither."""
+    """Returns the rows of a file, or of every *.jsonl file in a folder; none where neither
+    exists."""
     files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path] if path.is_file() else []
     lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
     return [json.loads(line) for line in lines if line.strip()]
 
 
 def latest(path: Path, *, gpu: bool = False) -> dict[str, Rows]:
-    """Benchmark -> the newest rows of each of its cases, of CPUs or of GPUs, all of a benchmark
-    from the hardware where it was last measured."""
+    """Returns benchmark -> the newest rows of each of its cases, of CPUs or of GPUs; all rows of a
+    benchmark are from the hardware where it was last measured."""
     return newest([row for row in read(path) if ("gpu" in row) == gpu])
 
 

@@ -1,9 +1,9 @@
 """The systems under comparison. Each goes from ragged token ids to the last hidden state, fp32.
 
 A system is a function `(folder, threads) -> run`, and `run(sequences)` takes a list of int64 arrays
-and gives what the system naturally gives. `packed` brings that to [tokens, hidden], real tokens
-only, for the comparison of answers; it is never timed. Each system runs in its own process (see
-`arena.py`), so imports stay inside the functions and thread pools never meet.
+and returns the system's own form of output. `packed` converts that to [tokens, hidden], real tokens
+only, for the comparison of outputs; it is never timed. Each system runs in its own process (see
+`arena.py`), so imports stay inside the functions and thread pools never interfere.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def fusewire(folder: Path, threads: int, dtype: str = "auto", quantize: str = "n
 
 
 def batch_of(sequences: list[np.ndarray]) -> Any:
-    """As our models take them."""
+    """Returns the batch that our models take."""
     from fusewire.batch import Batch, Sequence
 
     return Batch.pack([Sequence(ids, np.zeros(len(ids), np.int32)) for ids in sequences])
 
 
 def transformers_eager(folder: Path, threads: int) -> Run:
-    """transformers as it comes: padded to the longest, SDPA."""
+    """transformers with its defaults: padded to the longest sequence, SDPA."""
     torch, model = load_bert(folder, threads)
 
     def run(sequences: list[np.ndarray]) -> Any:
@@ -51,7 +51,7 @@ def transformers_eager(folder: Path, threads: int) -> Run:
 
 
 def torch_packed(folder: Path, threads: int) -> Run:
-    """What a careful user writes: one flat matrix, one QKV product, SDPA a sequence."""
+    """An optimised version in torch: packed tokens, one QKV GEMM, one SDPA call per sequence."""
     torch, model = load_bert(folder, threads)
     functional = torch.nn.functional
     heads = model.config.num_attention_heads
@@ -94,7 +94,7 @@ def torch_packed(folder: Path, threads: int) -> Run:
 
 
 def onnxruntime(folder: Path, threads: int, int8: bool = False) -> Run:
-    """Exported from torch, fused by ONNX Runtime's own Transformer optimizer; padded."""
+    """Exported from torch and fused by ONNX Runtime's own Transformer optimizer; padded."""
     torch, model = load_bert(folder, threads)
     ids = torch.randint(5, 100, (2, 7))
     both = {0: "batch", 1: "length"}
@@ -127,9 +127,9 @@ def fused_session(
     threads: int,
     int8: bool = False,
 ) -> Any:
-    """An ONNX Runtime session of a torch module, fused by ONNX Runtime's own Transformer optimizer.
-    `inputs`, `outputs`: by name the axes that vary. `int8`: quantised by its own tool afterwards,
-    weights by channel and activations as they come."""
+    """Returns an ONNX Runtime session of a torch module, fused by ONNX Runtime's own Transformer
+    optimizer. `inputs`, `outputs`: the dynamic axes by name. `int8`: quantised afterwards by its
+    own tool, weights by channel and activations dynamically."""
     import onnxruntime as ort
     import torch
     from onnxruntime.transformers.optimizer import optimize_model
@@ -144,13 +144,13 @@ def fused_session(
             output_names=list(outputs),
             dynamic_axes=inputs | outputs,
             opset_version=17,
-            dynamo=False,  # the optimizer's fusions know the graphs of this exporter
+            dynamo=False,  # the optimizer's fusions match graphs of this exporter
         )
         optimized = optimize_model(
             plain, model_type, num_heads=config.num_attention_heads, hidden_size=config.hidden_size
         )
         counts = optimized.get_fused_operator_statistics()
-        # An unfused graph would be a weak rival, and its numbers would flatter us.
+        # An unfused graph would be slower than ONNX Runtime can be.
         if counts["Attention"] != config.num_hidden_layers:
             raise RuntimeError(f"onnxruntime: fused {counts}, wanted attention in every layer")
         optimized.save_model_to_file(fused)
@@ -158,7 +158,7 @@ def fused_session(
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
             plain, fused = fused, f"{work}/int8.onnx"
-            # Shape inference does not know the types behind fused nodes: 1 is float32.
+            # Shape inference does not know the types after fused nodes: 1 is float32.
             types = {"DefaultTensorType": 1}
             quantize_dynamic(
                 plain, fused, per_channel=True, weight_type=QuantType.QInt8, extra_options=types
@@ -170,7 +170,8 @@ def fused_session(
 
 
 def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Run:
-    """Converted by its own converter; it removes padding inside and adds it again at the end."""
+    """CTranslate2, converted by its own converter; it removes padding inside and adds it again at
+    the end."""
     import ctranslate2 as ct2
     import transformers
 
@@ -198,7 +199,7 @@ SYSTEMS: dict[str, Callable[[Path, int], Run]] = {
 
 
 def packed(output: Any, sequences: list[np.ndarray]) -> np.ndarray:
-    """[tokens, hidden] float32 of the real tokens, whatever form a system answers in."""
+    """Returns the real tokens as float32 [tokens, hidden], whatever form of output a system has."""
     array = np.asarray(output.numpy() if hasattr(output, "numpy") else output)
     if array.ndim == 3:
         array = np.concatenate([row[: len(ids)] for row, ids in zip(array, sequences, strict=True)])
@@ -231,7 +232,7 @@ def load_bert(folder: Path, threads: int) -> tuple[Any, Any]:
 
 
 def plain_bert(torch: Any, model: Any) -> Any:
-    """BERT's forward pass written the way the optimizer's patterns expect: additive mask."""
+    """Returns BERT's forward pass as the optimizer's patterns expect it: with an additive mask."""
     heads = model.config.num_attention_heads
 
     class PlainBert(torch.nn.Module):
@@ -264,10 +265,11 @@ def plain_bert(torch: Any, model: Any) -> Any:
 
 
 def write_bert_base(folder: Path) -> None:
-    """BERT-base's shape with seeded random weights, as a Hugging Face folder.
+    """Writes BERT-base's shape with seeded random weights as a Hugging Face folder.
 
-    With what ctranslate2's converter asks for besides: a tokenizer (any of this vocabulary's size;
-    it is never used) and the field that older transformers wrote for the kind of positions.
+    It also has what ctranslate2's converter needs: a tokenizer (any one with this vocabulary size;
+    it is never used) and the configuration's field for the kind of positions, which older
+    transformers wrote.
     """
     import torch
     import transformers

@@ -1,7 +1,7 @@
-"""Systems of `rivals` by the format of their weights: ours, and others' int8.
+"""Systems of `rivals` by weight format: ours, and others' int8.
 
-Activations are quantised as they come in all of them: by token in ours and in CTranslate2, by
-tensor in ONNX Runtime and OpenVINO. Each name begins with the package that the system is.
+All of them quantise activations dynamically: by token in ours and in CTranslate2, by tensor in ONNX
+Runtime and OpenVINO. Each name begins with the system's package.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EXACT = "fusewire float32"
 
 
 def openvino(folder: Path, threads: int) -> rivals.Run:
-    """The graph that ONNX Runtime's tool quantised, unfused, as OpenVINO reads it: its own tool for
-    that, NNCF, is a package of its own."""
+    """OpenVINO with the unfused graph that ONNX Runtime's tool quantised: its own tool for that,
+    NNCF, is a separate package."""
     import openvino as ov
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -54,7 +54,7 @@ SYSTEMS: dict[str, Callable[[Path, int], Any]] = {
     "openvino int8": openvino,
 }
 
-# What a system imports.
+# The packages that a system imports.
 PACKAGES = {
     "ctranslate2 float32": ("ctranslate2",),
     "ctranslate2 int8": ("ctranslate2",),

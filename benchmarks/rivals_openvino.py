@@ -1,4 +1,4 @@
-"""OpenVINO as a system of `rivals`, with the settings that fit each load."""
+"""OpenVINO as a system of `rivals`, with the best settings for each load."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 
 def openvino(folder: Path, threads: int) -> Any:
-    """Converted from torch, with its fused attention."""
+    """Converted from torch, with OpenVINO's fused attention."""
     return compiled(converted(folder, threads), threads)
 
 
 def compiled(model: Any, threads: int) -> Any:
-    """A model of ids, mask and segments, as a system runs it.
+    """Compiles a model of ids, mask and segments; returns its run function.
 
     One sequence: latency hint. Several: throughput hint and an asynchronous request for each, which
     computes no padding and was faster than a padded batch under either hint. The inference
-    precision is f32, because by default it is bf16 where the processor has that.
+    precision is f32, because the default is bf16 where the processor has it.
     """
     import openvino as ov
 
@@ -50,7 +50,7 @@ def compiled(model: Any, threads: int) -> Any:
 
 
 def converted(folder: Path, threads: int) -> Any:
-    """BertModel as transformers has it, from ids, mask and segments to the last hidden state."""
+    """Converts transformers' BertModel, from ids, mask and segments to the last hidden state."""
     import openvino as ov
 
     from benchmarks.rivals import load_bert

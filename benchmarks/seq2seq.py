@@ -1,11 +1,11 @@
-"""Speed of translation on a CPU beside its rivals, in one run: `python -m benchmarks.seq2seq`.
+"""Speed of translation on a CPU, compared with other engines: `python -m benchmarks.seq2seq`.
 
-Marian of Transformer-base's size (6 + 6 layers, width 512, 32,768 words, random weights, fp32):
-1, 8 and 32 sources of 32 tokens, and as many of 8 to 56, greedily and with 4 and 5 beams, so many
-new tokens each: no text ends by itself. Requests are given together. Systems first translate some
-sources to the same tokens (int8, which rounds, need not) and then take turns, so that the machine's
-noise meets all of them. Compared are medians of seconds, and the least seconds that the cores
-worked, which other processes disturb less.
+Marian of Transformer-base's size (6 + 6 layers, width 512, a vocabulary of 32,768, random weights,
+fp32): 1, 8 and 32 sources of 32 tokens, and as many of 8 to 56, greedily and with 4 and 5 beams,
+with a fixed number of new tokens each: no text ends by itself. Requests are submitted together. All
+systems must first translate some sources to the same tokens (except int8, which rounds) and then
+take turns, so that noise of the machine affects all of them equally. Compared are medians of
+seconds, and minima of CPU seconds, which other processes disturb less.
 
 Adds rows to bench-results/seq2seq.jsonl (one JSON object each).
 """
@@ -36,7 +36,7 @@ LENGTHS = {"32": (32, 32), "8..56": (8, 56)}  # of sources
 
 @dataclass(frozen=True)
 class Work:
-    """Sources, and what is made of each."""
+    """Sources, and how each is translated."""
 
     sources: Tokens
     beams: int
@@ -45,13 +45,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Turn(arena.Turn):
-    """`cpu_s` of each run, of all threads."""
+    """`cpu_s`: CPU seconds of each run, of all threads."""
 
     cpu_s: list[float]
 
 
 class System(Worker):
-    """One system in its process."""
+    """One system in its own process."""
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         super().__init__(name, _answering, name, folder, threads)
@@ -60,7 +60,7 @@ class System(Worker):
         return self.ask((work, 0))
 
     def time(self, work: Work, runs: int) -> Turn:
-        """After one warm-up."""
+        """Times `runs` runs after one warm-up."""
         worked: list[float] = []
 
         def ask() -> tuple[list[float], float]:
@@ -94,7 +94,8 @@ def _answering(name: str, folder: Path, threads: int) -> Handler:
 
 
 def sources_of(count: int, lengths: tuple[int, int], vocabulary: int, seed: int) -> Tokens:
-    """Of lengths spread evenly, in random order, without the tokens that end or pad."""
+    """Returns sources with evenly spread lengths in random order, without the tokens that end or
+    pad."""
     rng = np.random.default_rng(seed)
     spread = rng.permutation(np.linspace(*lengths, count).round().astype(int))
     if count == 1:
@@ -103,13 +104,13 @@ def sources_of(count: int, lengths: tuple[int, int], vocabulary: int, seed: int)
 
 
 def check(systems: Sequence[System], vocabulary: int, beams: Sequence[int], tokens: int) -> None:
-    """SystemExit where a system in fp32 translates to other tokens than ours."""
+    """Raises SystemExit where a system in fp32 translates to other tokens than ours."""
     for count in beams:
         work = Work(sources_of(4, (3, 40), vocabulary, seed=0), count, tokens)
         found = {system.name: system.run(work) for system in systems}
         for name, texts in found.items():
             same = sum(a == b for a, b in zip(texts, found[OURS], strict=True))
-            if name == INT8:
+            if name in INT8:
                 print(f"  {count} beams: {name} has {same} of {len(texts)} texts in common")
             elif same < len(texts):
                 raise SystemExit(f"{name}: got other tokens with {count} beams, wanted those of us")
@@ -125,8 +126,8 @@ def measure(systems: Sequence[System], work: Work, rounds: int, runs: int) -> di
 
 
 def rows_of_case(turns: dict[str, list[Turn]], tokens: int, facts: records.Row) -> records.Rows:
-    """`tokens`: of all texts together. How many times as long as ours a system takes, and how many
-    times as much of the cores."""
+    """Returns the rows of a case with the ratios of each system's time and CPU time to ours.
+    `tokens`: of all texts together."""
     seconds = {name: median(s for turn in own for s in turn.seconds) for name, own in turns.items()}
     worked = {name: min(s for turn in own for s in turn.cpu_s) for name, own in turns.items()}
     return [
@@ -134,7 +135,7 @@ def rows_of_case(turns: dict[str, list[Turn]], tokens: int, facts: records.Row) 
             **facts,
             "system": name,
             "version": machine.version_of(PACKAGES.get(name, name)),
-            "dtype": "int8" if name == INT8 else "float32",
+            "dtype": "int8" if name in INT8 else "float32",
             "median_ms": round(seconds[name] * 1e3, 2),
             "least_cpu_ms": round(worked[name] * 1e3, 2),
             "tokens_per_s": round(tokens / seconds[name], 1),

@@ -1,18 +1,21 @@
-"""Translation with beams of texts that arrive at random: `python -m benchmarks.seq2seq_poisson
-[--device cuda]`.
+"""Translation with beam search of texts that arrive at random.
+
+    python -m benchmarks.seq2seq_poisson [--device cuda]
 
 Marian of Transformer-base's size with random weights, whose texts never end by themselves, 4 beams.
-Arrivals are a Poisson process, lengths log-normal as those of sentences of news are. Continuous
-batching beside batches of the same engine that run to completion, at shares of what continuous
-batching does when it never waits: from a text's arrival to its translation. Texts that have none at
-the end count with the time that they had waited by then: a measurement takes `--seconds`.
+Arrivals are a Poisson process; lengths have a log-normal distribution, as sentences of news.
+Continuous batching is compared with run-to-completion batches of the same engine, at shares of the
+throughput of continuous batching when requests always wait: the latency is from a text's arrival to
+its translation. Texts without one at the end count with the time that they had waited by then: a
+measurement takes `--seconds`.
 
-`mixed`: translations about as long as their sources. `32 tokens`: all translations that long, as
-CTranslate2 stops the texts of a batch at one length. On a CPU it takes part, in fp32: its loop
-translates all texts that wait, at most as many as the engine has at once, then those that came.
+`mixed`: translations about as long as their sources. `32 tokens`: all translations of this length,
+as CTranslate2 stops the texts of a batch at one length. On a CPU it takes part, in fp32: a loop
+translates all waiting texts, at most as many as the engine runs concurrently, then those that
+arrived meanwhile.
 
-Each measurement leaves its row (JSON, one object a line) in bench-results/seq2seq_poisson.jsonl, of
-a GPU in bench-results/gpu.jsonl.
+Each measurement writes its row (JSON, one object per line) to bench-results/seq2seq_poisson.jsonl,
+that of a GPU to bench-results/gpu.jsonl.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ from benchmarks.translating_at_once import Rival, measured, requests_per_s
 
 FILE = f"{BENCHMARK}.jsonl"
 MODEL, BEAMS = "Marian base", 4
-SOURCE = (22, 0.6, 100)  # median, spread of the logarithm, most
-STRETCH = 0.15  # of the logarithm of a translation's length over its source's
+SOURCE = (22, 0.6, 100)  # median, standard deviation of the logarithm, maximum
+STRETCH = 0.15  # standard deviation of the logarithm of a translation's length over its source's
 MOST_NEW, ALIKE = 128, 32
 MIXED, FIXED = "mixed", f"{ALIKE} tokens"
 SHARES = (0.3, 0.5, 0.7, 0.9, 1.1)
@@ -50,7 +53,8 @@ Measure = Callable[[list[Request], float], dict[str, Any]]
 
 
 def requests(work: str, rate: float, seconds: float, vocabulary: int, seed: int) -> list[Request]:
-    """Those that arrive within so many seconds; tokens 0 and the last one are none of a text."""
+    """Returns the requests that arrive within `seconds`; tokens 0 and the last one are not part of
+    texts."""
     rng, found, at = np.random.default_rng(seed), [], 0.0
     middle, spread, most = SOURCE
     while (at := at + rng.exponential(1 / rate)) < seconds:
@@ -86,7 +90,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, **changes: Any) -> Iterator[dict[str, Any]]:
-    """`changes`: of the model's configuration."""
+    """`changes`: to the model's configuration."""
     on_cpu = options.device == "cpu"
     settings = GenerationSettings(
         dtype="float32" if on_cpu else "float16",
@@ -108,7 +112,7 @@ def run(options: argparse.Namespace, **changes: Any) -> Iterator[dict[str, Any]]
         machine.settle()
         for work in options.works:
             waiting = requests(work, 1.0, 6.0 * options.texts, vocabulary, seed=1)
-            requests_per_s(Continuous(engine, options.texts, BEAMS), waiting)  # warm
+            requests_per_s(Continuous(engine, options.texts, BEAMS), waiting)  # warms up
             most = requests_per_s(Continuous(engine, options.texts, BEAMS), waiting)
             systems = _systems(engine, rival if work == FIXED else None, options.texts)
             for share, (name, measure) in product(options.shares, systems.items()):

@@ -1,4 +1,4 @@
-"""Tables of translation with beams of texts that arrive at random, and goals."""
+"""Tables and goals of translation with beam search of texts that arrive at random."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.records import Rows
 
 BENCHMARK = "seq2seq_poisson"
 CTRANSLATE2 = "ctranslate2"
-# Times the throughput at an equal p99 of the milliseconds a token.
+# Ratio of throughputs at an equal p99 of the milliseconds per token.
 WANTED = {RUN_TO_COMPLETION: 2.5, CTRANSLATE2: 2.0}
 
 
@@ -21,7 +21,7 @@ def times_at_equal_p99(rows: Rows, other: str) -> list[dict[str, float]]:
 
 
 def goals(rows: Rows) -> list[Goal]:
-    """At the rate of the other where continuous batching gains least."""
+    """Returns the goals at the other policy's rate where continuous batching gains least."""
     found = []
     for group in groups(rows):
         for other, wanted in WANTED.items():
@@ -34,7 +34,7 @@ def goals(rows: Rows) -> list[Goal]:
 
 
 def groups(rows: Rows) -> Iterator[Rows]:
-    """What can be compared, by load."""
+    """Yields the rows that can be compared, by load."""
     for work in dict.fromkeys(row["work"] for row in rows):
         of_work = [row for row in rows if row["work"] == work]
         yield sorted(of_work, key=lambda row: row["share"])
@@ -71,7 +71,7 @@ def _table(rows: Rows) -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One measurement as the table has it."""
+    """Formats one measurement as a line of the table."""
     none = f"{row['without_answer']} of {row['requests']}"
     cells = [f"{row['share']:.0%}", f"{row['rate']:.2f}", row["policy"]]
     cells += [f"{row['tokens_per_s']:.0f}"]

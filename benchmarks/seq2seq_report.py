@@ -1,17 +1,19 @@
-"""What the rows of the seq2seq benchmark say: a table, and the goals."""
+"""The table and the goals of the seq2seq benchmark, from its rows."""
 
 from __future__ import annotations
 
 from benchmarks.goal import Goal
-from benchmarks.records import Rows
+from benchmarks.records import Row, Rows
 
-OURS, RIVAL, INT8 = "fusewire", "ctranslate2", "ctranslate2-int8"
-# Times CTranslate2 in fp32, by sources.
+OURS, RIVAL = "fusewire", "ctranslate2"
+OURS_INT8, RIVAL_INT8 = "fusewire-int8", "ctranslate2-int8"
+INT8 = (OURS_INT8, RIVAL_INT8)
+# Ratio to CTranslate2's time in fp32, by number of sources.
 WANTED = {1: 1.3, 32: 1.2}
 
 
 def goals(rows: Rows) -> list[Goal]:
-    """By the smaller of both ratios: of time, and of the cores' work."""
+    """Returns the goals by the smaller of two ratios: of time, and of CPU time."""
     found = []
     for row in rows:
         wanted = WANTED.get(row["sources"])
@@ -24,23 +26,31 @@ def goals(rows: Rows) -> list[Goal]:
 
 
 def table(rows: Rows) -> str:
-    """A line a case; without where and when it was measured."""
+    """Returns a table with a line per case; without where and when it was measured."""
     systems = list(dict.fromkeys(row["system"] for row in rows))
     found = {(row["case"], row["system"]): row for row in rows}
     lines = [
         f"Translation, {rows[0]['model']} (sources x tokens of each -> new tokens), median ms / ms "
         "that the cores worked:",
         "",
-        f"| | {' | '.join(systems)} | times {RIVAL} |",
-        "|---" * (len(systems) + 2) + "|",
+        f"| | {' | '.join(systems)} | times {RIVAL} | times {RIVAL_INT8}, both in int8 |",
+        "|---" * (len(systems) + 3) + "|",
     ]
     for case in dict.fromkeys(row["case"] for row in rows):
         cells = [
             f"{row['median_ms']:.0f} / {row['least_cpu_ms']:.0f}" if row else ""
             for row in (found.get((case, system)) for system in systems)
         ]
-        rival = found.get((case, RIVAL))
-        ratios = "times_fusewire", "cpu_times_fusewire"
-        last = " / ".join(f"{rival[ratio]:.2f}" for ratio in ratios) if rival else ""
-        lines.append(f"| {case} | {' | '.join(cells)} | {last} |")
+        cells += [
+            _times(found.get((case, rival)), found.get((case, ours)))
+            for rival, ours in ((RIVAL, OURS), (RIVAL_INT8, OURS_INT8))
+        ]
+        lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _times(rival: Row | None, ours: Row | None) -> str:
+    """How many times as long the rival takes, and how many times the CPU time."""
+    if rival is None or ours is None:
+        return ""
+    return " / ".join(f"{rival[of] / ours[of]:.2f}" for of in ("median_ms", "least_cpu_ms"))

@@ -1,8 +1,8 @@
-"""The systems that translate side by side, greedily or with beams, from one Marian folder.
+"""The systems whose translation is compared, greedily or with beam search, from one Marian folder.
 
-A system is a function `(folder, threads) -> translate`. `translate(sources, beams, tokens)` gives
-the best text of each source, so many tokens. Each system runs in its own process (see `worker.py`),
-so imports stay inside the functions.
+A system is a function `(folder, threads) -> translate`. `translate(sources, beams, tokens)` returns
+the best text of each source, with this many tokens. Each system runs in its own process (see
+`worker.py`), so imports stay inside the functions.
 """
 
 from __future__ import annotations
@@ -13,33 +13,37 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Tokens = list[list[int]]
 Translate = Callable[[Tokens, int, int], Tokens]
 
-# A token with this in `final_logits_bias` never comes.
+# In `final_logits_bias` it excludes a token.
 _NEVER = -1e9
 
 
-def fusewire(folder: Path, threads: int) -> Translate:
-    """The engine as it serves: requests in together, an event for each token, with its text."""
+def fusewire(folder: Path, threads: int, quantize: Literal["none", "int8"] = "none") -> Translate:
+    """Our engine as it serves: requests submitted together, an event for each token, with its
+    text."""
     from fusewire.engine.generation import GenerationEngine
     from fusewire.engine.generation_settings import GenerationSettings
 
     from benchmarks.translated import translated
 
-    # The same sources come again, and finding them would be no measurement.
-    settings = GenerationSettings(threads=threads, prefix_caching=False, max_sequences=256)
+    # The same sources are sent again, and prefix cache hits would spoil the measurement.
+    settings = GenerationSettings(
+        threads=threads, prefix_caching=False, max_sequences=256, quantize=quantize
+    )
     engine = GenerationEngine(folder, settings)
 
     return lambda sources, beams, tokens: translated(engine, sources, beams, tokens).tokens
 
 
 def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Translate:
-    """Converted by its own converter; one batch, whose encoder takes the padding out. With MKL on
-    every processor: on AMD's it would choose oneDNN, which takes three times as long in fp32."""
-    os.environ["CT2_USE_MKL"] = "1"  # read where it is imported first
+    """CTranslate2, converted by its own converter; one batch, whose encoder removes padding. With
+    MKL on every processor: on AMD's it would choose oneDNN, which takes three times as long in
+    fp32."""
+    os.environ["CT2_USE_MKL"] = "1"  # read at the first import
     import ctranslate2 as ct2
     import transformers
 
@@ -64,7 +68,7 @@ def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Tr
 
 
 def transformers_eager(folder: Path, threads: int) -> Translate:
-    """`generate` as it comes: padded, SDPA, a cache that grows."""
+    """transformers' `generate` with its defaults: padded, SDPA, a dynamic cache."""
     import torch
     import transformers
 
@@ -90,20 +94,21 @@ def transformers_eager(folder: Path, threads: int) -> Translate:
     return translate
 
 
-# fp32 but for the last, which stands beside.
+# All in fp32 except the last two.
 SYSTEMS: dict[str, Callable[[Path, int], Translate]] = {
     "fusewire": fusewire,
     "ctranslate2": ctranslate2,
     "transformers": transformers_eager,
+    "fusewire-int8": partial(fusewire, quantize="int8"),
     "ctranslate2-int8": partial(ctranslate2, compute_type="int8"),
 }
-PACKAGES = {"ctranslate2-int8": "ctranslate2"}
+PACKAGES = {"fusewire-int8": "fusewire", "ctranslate2-int8": "ctranslate2"}
 
 
 def write_marian(folder: Path, **changes: Any) -> int:
-    """Transformer-base as a Marian folder: 6 + 6 layers of seeded random weights, whose texts never
-    end by themselves, and a tokenizer that knows a word for each of its ids, for CTranslate2's
-    converter. `changes`: of its configuration. The size of the vocabulary."""
+    """Writes Transformer-base as a Marian folder: 6 + 6 layers of seeded random weights, whose
+    texts never end by themselves, and a tokenizer with a token string for each of its ids, for
+    CTranslate2's converter. `changes`: to its configuration. Returns the size of the vocabulary."""
     import torch
     import transformers
     from tokenizers import Tokenizer, models
@@ -124,11 +129,11 @@ def write_marian(folder: Path, **changes: Any) -> int:
         pad_token_id=last,
         decoder_start_token_id=last,
         forced_eos_token_id=None,
-        # Texts that change from token to token, which a head tied to the words would repeat.
+        # Texts change from token to token; smaller weights with a tied head would repeat tokens.
         init_std=0.03,
         tie_word_embeddings=False,
     )
-    # What CTranslate2's converter reads, and configurations of Marian's models have.
+    # Fields that CTranslate2's converter reads and that configurations of Marian's models have.
     config.normalize_before = config.normalize_embedding = False
     model = transformers.MarianMTModel(config).eval()
     for token in (0, last):

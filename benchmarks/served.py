@@ -1,15 +1,15 @@
-"""What serving costs: `python -m benchmarks.served`.
+"""The overhead of serving: `python -m benchmarks.served`.
 
-MiniLM-L6 behind the real embedded Triton, asked over gRPC by a client in a process of its own,
-beside the engine alone (`EncoderEngine.answer`, in its own process) on the same requests. The two
-take turns. On few cores the client and the server's own work take from the same cores as the
-kernels; where the CPU seconds went is printed beside each ratio.
+MiniLM-L6 on the real embedded Triton with requests over gRPC from a client in its own process,
+compared with the engine alone (`EncoderEngine.answer`, in its own process) on the same requests.
+The two take turns. On few cores the client and the server's own work compete with the kernels; the
+CPU seconds by part are printed with each ratio.
 
-Cases: requests of 32 (2 under way), and requests of one sentence (32 under way; the engine gets
-them in batches of 32), each as texts and as ids; lengths of 5 to 128 tokens, and sentences of 8
-to 40 tokens.
+Cases: requests of 32 (2 in flight), and requests of one sentence (32 in flight; the engine gets
+them in batches of 32), each as texts and as ids; lengths of 5 to 128 tokens, and sentences of 8 to
+40 tokens.
 
-Writes bench-results/served.jsonl, one JSON object a row.
+Writes bench-results/served.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from benchmarks.served_requests import Case, Texts
 from benchmarks.served_sides import Side, client_side, engine_side
 
 MODEL = "minilm"
-# Requests under way, the goal as a share of the engine's own tokens/s.
+# Requests in flight, and the goal as a share of the engine's own tokens/s.
 KINDS = {"batch": (2, 0.9), "single": (32, 0.8)}
 LENGTHS = {"mixed": (5, 128), "sentences": (8, 40)}
 BATCH = 32
 
 
 def cases_of(folder: Path, batches: int) -> list[Case]:
-    """Every kind of request with every range of lengths, as texts and as ids."""
+    """Returns every kind of request with every range of lengths, as texts and as ids."""
     texts = Texts(folder)
     cases = []
     for kind, (under_way, _) in KINDS.items():
@@ -52,7 +52,7 @@ def cases_of(folder: Path, batches: int) -> list[Case]:
 
 
 def measure(case: Case, engine: Side, client: Side, server: Server, rounds: int) -> dict[str, Any]:
-    """Tokens/s of both, and shares of the served wall time."""
+    """Returns the tokens/s of both, and shares of the served wall time."""
     tokens = sum(len(ids) for ids in case.ids)
     seconds: dict[Side, list[float]] = {engine: [], client: []}
     spent: dict[str, float] = {"cpu_client": 0.0, "cpu_engine": 0.0}
@@ -78,7 +78,7 @@ def measure(case: Case, engine: Side, client: Side, server: Server, rounds: int)
         "engine_tokens_per_s": round(own, 1),
         "served_tokens_per_s": round(served, 1),
         "served_over_engine": round(served / own, 3),
-        # Neighbouring turns met the same noise.
+        # Neighbouring turns had the same noise.
         "served_over_engine_by_turn": [
             round(e / c, 3) for e, c in zip(seconds[engine], seconds[client], strict=True)
         ],

@@ -1,9 +1,9 @@
-"""What serving costs models of images: `python -m benchmarks.served_images [--device cuda]`.
+"""The overhead of serving image models: `python -m benchmarks.served_images [--device cuda]`.
 
-ViT-B/16's shape with random weights behind the real embedded Triton, asked over gRPC with JPEG
-files of 500 x 375 pixels, 8 a request. Beside it, each alone on the machine: the engine, given
-pixel values (as many requests a call as are fastest), and the decoder (JPEG to pixel values in all
-its processes). The slower of the two is what a server can reach at best.
+ViT-B/16's shape with random weights on the real embedded Triton gets JPEG files of 500 x 375 pixels
+over gRPC, 8 per request. It is compared with two systems, each alone on the machine: the engine
+with pixel values (with the number of requests per call that is fastest), and the decoder (JPEG to
+pixel values in all its processes). The slower of the two is the maximum that a server can reach.
 
 Adds rows to bench-results/served_images.jsonl (one JSON object each).
 """
@@ -28,7 +28,7 @@ from benchmarks.gpu.served import check_packages
 from benchmarks.served_sides import Prepare, Prepared, Side, Window, client_side, engine_side
 
 MODEL = "vit"
-SIDES = (500, 375)  # of a file's image: the usual ones of ImageNet
+SIDES = (500, 375)  # of a file's image: the most common size in ImageNet
 PREPROCESSING = {
     "image_processor_type": "ViTImageProcessor",
     "do_resize": True,
@@ -46,7 +46,7 @@ WARM_S = 0.5
 
 @dataclass(frozen=True)
 class Images:
-    """Files in requests of `size`, `under_way` at once; the engine gets them decoded."""
+    """Files in requests of `size`, with `under_way` in flight; the engine gets them decoded."""
 
     files: list[bytes]
     pixels: np.ndarray | None
@@ -61,7 +61,7 @@ class Images:
         return [{"images": self.files[i : i + self.size]} for i in begins]
 
     def tokens(self, images: int) -> list[int]:
-        """What is counted of so many images at a time: images."""
+        """Returns the counts to add up, which for images are images."""
         return [images] * (len(self.files) // images)
 
 
@@ -74,7 +74,7 @@ def decoder_side(folder: str) -> Prepare:
         def answer(calls: Iterable[list[bytes]]) -> None:
             waiting = None
             for call in calls:
-                following = workers.start(call)  # threads have work while answers are taken
+                following = workers.start(call)  # keeps the workers busy while answers are received
                 if waiting:
                     waiting()
                 waiting = following
@@ -88,7 +88,8 @@ def decoder_side(folder: str) -> Prepare:
 
 
 def jpegs(count: int) -> list[bytes]:
-    """Smooth random images with some noise, of a photograph's size in bytes."""
+    """Returns smooth random images with some noise, whose files are as large as those of
+    photographs."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -103,7 +104,7 @@ def jpegs(count: int) -> list[bytes]:
 
 
 def rate(sides: list[Side], seconds: float) -> float:
-    """Images/s of all together."""
+    """Returns the images/s of all sides together."""
     begin = time.perf_counter() + WARM_S
     for number, side in enumerate(sides):
         side.begin(Window(begin, begin + seconds, first=number))

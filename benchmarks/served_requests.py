@@ -11,9 +11,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Case:
-    """Texts and their ids, in requests of `size`, of which a client has `under_way` at once.
+    """Texts and their ids, in requests of `size`; a client has `under_way` of them in flight.
 
-    The engine alone gets `a_call` sequences a call, whatever the requests hold.
+    The engine alone gets `a_call` sequences per call, whatever the requests hold.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Case:
     a_call: int
 
     def requests(self) -> list[dict[str, Any]]:
-        """Keyword arguments of the client's `embed`, one dict a request."""
+        """Returns the keyword arguments of the client's `embed`, one dict per request."""
         found: list[dict[str, Any]] = []
         for begin in range(0, len(self.texts), self.size):
             part = slice(begin, begin + self.size)
@@ -38,19 +38,19 @@ class Case:
             for row, sequence in zip(ids, rows, strict=True):
                 row[: len(sequence)] = sequence
             found.append({"ids": ids})
-            if len(rows) > 1:  # within one request, ids are a rectangle
+            if len(rows) > 1:  # the ids of one request are rectangular
                 mask = np.array([np.arange(longest) < len(row) for row in rows], np.int64)
                 found[-1]["attention_mask"] = mask
         return found
 
     def tokens(self, sequences: int) -> list[int]:
-        """Of so many sequences at a time, in order."""
+        """Returns the tokens of each group of `sequences` sequences, in order."""
         lengths = [len(ids) for ids in self.ids]
         return [sum(lengths[i : i + sequences]) for i in range(0, len(lengths), sequences)]
 
 
 class Texts:
-    """Texts of whole words, so that a text's number of tokens is known; ids are theirs."""
+    """Texts of whole words, whose number of tokens is known, and their ids."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: has a tokenizer.json of BERT's kind."""
@@ -64,7 +64,7 @@ class Texts:
         self._rng = np.random.default_rng(0)
 
     def some(self, count: int, least: int, most: int) -> tuple[list[str], list[np.ndarray]]:
-        """Texts of `least` to `most` tokens, and their ids."""
-        lengths = self._rng.integers(least - 2, most - 1, count)  # and [CLS], [SEP]
+        """Returns texts of `least` to `most` tokens, and their ids."""
+        lengths = self._rng.integers(least - 2, most - 1, count)  # [CLS] and [SEP] are added
         texts = [" ".join(self._rng.choice(self._words, length)) for length in lengths]
         return texts, [np.array(found.ids) for found in self._tokenizer.encode_batch(texts)]

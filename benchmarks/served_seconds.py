@@ -17,7 +17,7 @@ Seconds = dict[str, float]
 
 
 def so_far(server: Server, model: str) -> Seconds:
-    """Seconds since the server began: CPU of its processes, and what its counters say."""
+    """Returns the seconds since the server began: CPU of its processes, and its counters."""
     stubs = sum(machine.cpu_s(stub.pid) for stub in server.process.stubs())
     answer = server.endpoint.call(f"models/{model}/stats")["model_stats"][0]
     counters = answer["inference_stats"]
@@ -32,14 +32,15 @@ def so_far(server: Server, model: str) -> Seconds:
 
 
 def add_since(before: Seconds, now: Seconds, spent: Seconds) -> None:
-    """Adds what lies between the two to `spent`."""
+    """Adds the difference of the two to `spent`."""
     for name, value in now.items():
         spent[name] = spent.get(name, 0.0) + value - before.get(name, 0.0)
 
 
 def row(spent: Seconds, wall: float, size: int, instances: int = 1) -> dict[str, float]:
-    """A request's ms by Triton, and shares of the wall time: of one instance's for tokenize and
-    compute; CPU seconds count every core. `size`: sequences of a request."""
+    """Returns a request's ms by Triton's counters, and shares of the wall time: those of tokenize
+    and compute are of one instance's time; CPU seconds count every core. `size`: sequences per
+    request."""
     ms = {
         f"{name}_ms": round(spent[name] / max(spent["requests"], 1) * 1e3, 3)
         for name in _OF_A_REQUEST

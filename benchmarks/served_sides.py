@@ -1,7 +1,7 @@
 """The two sides of served benchmarks, each in its own process: the engine alone, a gRPC client.
 
-Both get a case once and make its requests ready. Then they answer, each time asked: all of it,
-timed, or over and over, counting the tokens of a window of time.
+Both get a case once and prepare its requests. Then each question runs all of them, timed, or
+repeats them and counts the tokens of a time window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_ROWS = 128  # of a request: a server's default limit
 
 
 class Prepared(NamedTuple):
-    """A case as one side takes it: in steps, each a request or a call of the engine."""
+    """A case prepared for one side: in steps, each a request or a call of the engine."""
 
     steps: list[Any]
     tokens: list[int]  # of each step
@@ -33,34 +33,35 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """A time to work in, by `perf_counter`, which is one clock for every process of a machine."""
+    """The time to count in, by `perf_counter`, which is one clock for all processes of a
+    machine."""
 
     begin: float
     end: float
-    first: int = 0  # the step to begin with, so that several clients differ
+    first: int = 0  # the step to begin with, different for each client
 
 
-Prepare = Callable[[Any], Prepared]  # of a case, such as `served_requests.Case`
+Prepare = Callable[[Any], Prepared]  # for a case, such as `served_requests.Case`
 
 
 class Side(Worker):
-    """One of them in its process; `setup` is `engine_side` or `client_side`."""
+    """One side in its own process; `setup` is `engine_side` or `client_side`."""
 
     def __init__(self, name: str, setup: Callable[..., Prepare], *arguments: Any) -> None:
         super().__init__(name, _answering, setup, arguments)
 
     def prepare(self, case: Any) -> None:
-        """Makes the case's requests, and answers them once to warm up."""
+        """Prepares the case's requests, and runs them once to warm up."""
         self.ask(case)
 
     def run(self) -> tuple[float, float]:
-        """Wall and CPU seconds of answering the whole case."""
+        """Returns the wall and CPU seconds of the whole case."""
         time.sleep(SETTLE_S)
         return self.ask(None)
 
     def begin(self, window: Window) -> None:
-        """Answers the case over and over, from now to the window's end; `receive` what it took:
-        the tokens of the steps begun within the window."""
+        """Repeats the case from now to the window's end; `receive` returns the tokens of the steps
+        begun within the window."""
         self.send(window)
 
 
@@ -83,7 +84,7 @@ def _answering(setup: Callable[..., Prepare], arguments: tuple[Any, ...]) -> Han
 
 
 def tokens_within(window: Window, prepared: Prepared) -> int:
-    """Answers over and over until the window ends; the tokens of the steps begun within it."""
+    """Repeats the case until the window ends; returns the tokens of the steps begun within it."""
     tokens = 0
 
     def taken() -> Iterator[Any]:
@@ -139,7 +140,7 @@ def client_side(address: str, model: str) -> Prepare:
                 await client.embed(**request)
 
         async def all_of(requests: Iterable[dict[str, Any]]) -> None:
-            waiting = iter(requests)  # shared: each takes the next
+            waiting = iter(requests)  # shared: each thread takes the next
             await asyncio.gather(*(worker(waiting) for _ in range(case.under_way)))
 
         def answer(requests: Iterable[dict[str, Any]]) -> None:

@@ -1,10 +1,11 @@
-"""What clients that do not read their streams cost in memory: `python -m benchmarks.slow_reader`.
+"""The memory cost of clients that do not read their streams: `python -m benchmarks.slow_reader`.
 
-A tiny GPT-2 behind `fusewire serve` generates for clients that send a request and then read
-nothing, over HTTP (`generate_stream`) and over gRPC. What the server has grown by when all has been
-generated is responses that wait for their readers; then they are read, and their bytes counted.
+A tiny GPT-2 in `fusewire serve` generates for clients that send a request and then read nothing,
+over HTTP (`generate_stream`) and over gRPC. The growth of the server's memory when all tokens are
+generated is that of responses that wait for their readers; then they are read, and their bytes
+counted.
 
-Writes bench-results/slow_reader.jsonl, one JSON object a row.
+Writes bench-results/slow_reader.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ CASES = ((4000, None), (4000, 20))  # tokens of each, logprobs
 
 
 def folder_of(root: Path) -> Path:
-    """A model whose steps take as long as sending a response, so that each has its own."""
+    """Writes a model whose steps take as long as sending a response, so that each token has its
+    own."""
     root.mkdir()
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -50,7 +52,7 @@ def folder_of(root: Path) -> Path:
 
 
 def given(tokens: int, logprobs: int | None) -> dict[str, Any]:
-    """Printable letters alone, so that each token is a piece of text."""
+    """Returns parameters with printable letters only, so that each token has a text."""
     letters = {str(token): 100.0 for token in range(40, 60)}
     return {
         "max_new_tokens": tokens,
@@ -62,7 +64,8 @@ def given(tokens: int, logprobs: int | None) -> dict[str, Any]:
 
 
 def over_http(server: Server, sampling: dict[str, Any]) -> Callable[[], list[int]]:
-    """Asks; then reads, and says how many bytes each response has."""
+    """Sends requests; the returned function reads their streams and returns the bytes of each
+    response."""
     at = server.endpoint
     connection = http.client.HTTPConnection(at.reachable, at.http_port, timeout=120)
     body = {"text_input": "a", "stream": True, "sampling_parameters": json.dumps(sampling)}
@@ -129,10 +132,11 @@ def main() -> None:
 
 
 def held(repository: Path, ask: Any, sampling: dict[str, Any]) -> dict[str, Any]:
-    """What a new server has grown by when all has been generated, and the bytes of a token."""
+    """Measures the growth of a new server's memory when all tokens are generated, and the bytes per
+    token."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     with Server([repository], ServerSettings(**ports)) as server, Asker(server) as asker:
-        ask(server, {**sampling, "max_new_tokens": 100})()  # warm
+        ask(server, {**sampling, "max_new_tokens": 100})()  # warms up
         ended = asker.metric("fusewire_requests_total", model=MODEL) + READERS
         before = resident_kib(server.process.pid)
         readers = [ask(server, sampling) for _ in range(READERS)]

@@ -1,4 +1,4 @@
-"""The tables of the benchmarks on a CPU; numbers from rows alone, so none is written by hand."""
+"""The tables of the benchmarks on a CPU; all values come from rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.records import Row, Rows, latest
 
 
 def markdown(results: Path) -> str:
-    """Every table; SystemExit when nothing was measured."""
+    """Returns every table. Raises SystemExit when nothing was measured."""
     found = latest(results)
     tables = [table(found[name]) for name, table in TABLES.items() if name in found]
     if not tables:
@@ -78,7 +78,7 @@ def _encode_table(rows: Rows) -> str:
 
 
 def _generation_table(rows: Rows) -> str:
-    """A line a case; of each system the step, of ours the prompt pass too."""
+    """Returns a table with a line per case: the step of each system, and our prompt pass."""
     systems = systems_of(rows)
     found = {(row["case"], row["system"]): row for row in rows}
     lines = [
@@ -107,7 +107,7 @@ def _generation_table(rows: Rows) -> str:
 
 
 def _above(table: Callable[[Rows], str]) -> Callable[[Rows], str]:
-    """With where it was measured below."""
+    """Returns `table` followed by where it was measured."""
     return lambda rows: f"{table(rows)}\n\n{_where(rows, rows[0]['versions'])}"
 
 
@@ -155,7 +155,8 @@ def _memory_table(rows: Rows) -> str:
 
 
 def _gemm_table(rows: Rows) -> str:
-    """Medians over the shapes, of the fastest calls: the quietest that the machine was."""
+    """Returns medians over the shapes, of the fastest calls: those least disturbed by the
+    machine."""
     lines = [
         "Our GEMM with bias and erf GELU, times as fast as oneDNN 2023.2 (median of eight shapes "
         "of MiniLM-L6 and BERT-base; first call: a row count not seen before):",

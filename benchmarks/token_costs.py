@@ -1,13 +1,13 @@
-"""What a token costs on its way to its reader: `python -m benchmarks.token_costs`.
+"""The cost of a token on its way to its reader: `python -m benchmarks.token_costs`.
 
-A GPT-2 with next to nothing to compute writes for many sequences at once, greedily, and its tokens
-are read in six ways, which take turns: the engine's ids at the end, its events of each token, the
-texts of `LLM.generate`, texts and streams of our client from Triton over gRPC, and streams of the
-OpenAI endpoint. Counted is CPU time, of each thread of the processes on the way, so that what else
-runs on the machine says little: microseconds a token, the mean of the rounds. Where responses fall
-behind, one has several tokens, so the rows say how many.
+A GPT-2 with almost no computation generates many sequences at once, greedily, and its tokens are
+read in six ways, which take turns: the engine's ids at the end, its events of each token, the texts
+of `LLM.generate`, texts and streams of our client from Triton over gRPC, and streams of the OpenAI
+endpoint. Measured is the CPU time of each thread of the processes involved, which other load on the
+machine affects little: microseconds per token, the mean of the rounds. Where responses are delayed,
+one has several tokens, so the rows have the number of responses.
 
-Writes bench-results/token_costs.jsonl, one JSON object a row.
+Writes bench-results/token_costs.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tests.engine.generating import END, byte_tokenizer
 from tests.load.server import served
 
 MODEL = "gpt"
-READERS = 2  # processes of clients
+READERS = 2  # client processes
 PROMPT = [65, 66, 67, 68]
 LONGEST_S = 600
-LEAST_US = 0.05  # what a row shows
-SETTLE_S = 0.3  # for what comes after the last token
+LEAST_US = 0.05  # smaller costs are not shown in a row
+SETTLE_S = 0.3  # for work after the last token
 PROGRAMS = {
     "triton_python_backend_stub": "model",
     "fusewire.serving.openai": "endpoint",
@@ -73,7 +73,7 @@ def asked(tokens: int) -> dict[str, Any]:
 
 
 def by_ids(engine: GenerationEngine, streams: int, tokens: int) -> int:
-    """Returns how many events there were."""
+    """Returns the number of events."""
     return _by_events(engine, streams, tokens, tells="ids")
 
 
@@ -98,7 +98,7 @@ def by_list(llm: fusewire.LLM, streams: int, tokens: int) -> int:
 
 
 def read_triton(address: str, streams: int, tokens: int) -> tuple[int, float]:
-    """How many responses there were, and the CPU time of their reader."""
+    """Returns the number of responses, and the CPU time of their reader."""
     with fusewire_client.Client(address, model=MODEL, timeout_s=LONGEST_S) as client:
 
         def read(_: int) -> int:
@@ -146,8 +146,8 @@ def _read(read: Callable[[int], int], streams: int) -> tuple[int, float]:
 
 
 def costs() -> Costs:
-    """Seconds that each thread of this process, which has the engine, and its children has
-    worked."""
+    """Returns the CPU seconds of each thread of this process, which has the engine, and of its
+    children."""
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
     found = _of_process(os.getpid(), "engine", named)
     for pid in _children():
@@ -157,7 +157,7 @@ def costs() -> Costs:
                 if program in words.replace("/", "\0").split("\0"):
                     found += _of_process(pid, name, {})
                     break
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
     return found
 
@@ -176,7 +176,7 @@ def _of_process(pid: int, name: str, threads: Mapping[int | None, str]) -> Costs
 
 
 def _children() -> Iterator[int]:
-    """All processes that this one has started, and theirs."""
+    """Yields all descendants of this process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -192,7 +192,7 @@ def _children() -> Iterator[int]:
 
 
 def measured(way: Callable[[], tuple[int, float]]) -> tuple[int, Costs]:
-    """Responses, and what it cost."""
+    """Returns the number of responses and their CPU time."""
     time.sleep(SETTLE_S)
     before = costs()
     responses, readers_s = way()

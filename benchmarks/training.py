@@ -1,12 +1,11 @@
-"""Speed of training on a CPU beside transformers on torch, in one run: `python -m
-benchmarks.training`.
+"""Speed of training on a CPU, compared with transformers on torch: `python -m benchmarks.training`.
 
-Steps of fine-tuning BERT-base as a classifier (8 and 32 texts of 8 to 128 tokens, 45 in the mean)
-and of training a small GPT (8 rows of 128 tokens), random weights, fp32, dropout 0.1: forward,
-loss, backward, clipping and AdamW (torch's is the fused one). Rivals are transformers' models as
-they are, and through torch.compile. Systems first take the same steps without dropout and must have
-the same losses, then take turns, so that the machine's noise meets all of them. Compared are
-medians of seconds, and the least seconds that the cores worked, which other processes disturb less.
+Steps of fine-tuning BERT-base as a classifier (8 and 32 texts of 8 to 128 tokens, mean 45) and of
+training a small GPT (8 rows of 128 tokens), random weights, fp32, dropout 0.1: forward, loss,
+backward, clipping and AdamW (torch's is the fused one). Rivals are transformers' models without and
+with torch.compile. Systems first run the same steps without dropout and must have the same losses,
+then take turns, so that noise of the machine affects all of them equally. Compared are medians of
+seconds, and minima of CPU seconds, which other processes disturb less.
 
 Adds rows to bench-results/training.jsonl (one JSON object each). `--device cuda` measures on a GPU
 (`benchmarks/training_gpu.py`).
@@ -39,11 +38,11 @@ from benchmarks.worker import Worker
 from tests.tolerance import TRAINED_VERSUS_EAGER
 
 CASES = {"BERT-base": (8, 32), "GPT, 4 layers of 256": (8,)}
-BATCHES = 4  # that are gone round, as lengths differ
+BATCHES = 4  # used in turn, as lengths differ
 
 
 class System(Worker):
-    """One system in its process."""
+    """One system in its own process."""
 
     def __init__(self, name: str, shape: str, threads: int) -> None:
         super().__init__(name, stepping, name, shape, threads)
@@ -52,7 +51,7 @@ class System(Worker):
         return self.ask(Asked(batches, dropout=False, runs=0))
 
     def time(self, batches: list[dict[str, np.ndarray]], runs: int) -> Turn:
-        """After one warm-up."""
+        """Times `runs` runs after one warm-up."""
         worked: list[float] = []
 
         def ask() -> tuple[list[float], float]:
@@ -64,7 +63,7 @@ class System(Worker):
 
 
 def check(systems: Sequence[System], shape: str) -> None:
-    """SystemExit where a system has other losses than transformers, on batches never seen."""
+    """Raises SystemExit where a system has other losses than transformers, on new batches."""
     seed = time.time_ns() % 2**32
     rng = np.random.default_rng(seed)
     batches = [batch_of(shape, 3, rng) for _ in range(3)]

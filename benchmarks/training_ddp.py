@@ -1,13 +1,14 @@
-"""Speed of training on several GPUs beside one, and beside transformers on torch, in one run:
-`python -m benchmarks.training_ddp`.
+"""Speed of training on several GPUs, compared with one, and with transformers on torch.
 
-The steps of `benchmarks.training --device cuda` under bf16 autocast, of as many processes as there
-are GPUs: whole steps, whose Adam has a process group, and loops under DistributedDataParallel over
-NCCL, with Adam's moments shared out where it is ours (torch's is the fused one, whole in each
-process). First one process takes the steps alone, without
-either, while the others wait, then all do, in turns. Each process has a batch of as many texts as
-the one alone has, of the same lengths, as a sampler by tokens gives: what is compared is what the
-processes cost each other. The efficiency is tokens/s of all, by those of one times their number.
+    python -m benchmarks.training_ddp
+
+The steps of `benchmarks.training --device cuda` under bf16 autocast, by one process per GPU: whole
+steps, whose Adam has a process group, and loops under DistributedDataParallel over NCCL, with
+Adam's moments sharded where it is ours (torch's is the fused one, complete in each process). First
+one process runs the steps alone, without either, while the others wait, then all do, in turns. Each
+process has a batch of as many texts as the one alone has, of the same lengths, as from a sampler by
+tokens: the comparison shows the cost of communication. The efficiency is the tokens/s of all
+processes, over those of one times their number.
 
 Adds rows to bench-results/training_ddp.jsonl (one JSON object each). `--device cpu` runs the same
 over gloo in fp32, to try it out.
@@ -45,7 +46,7 @@ SYSTEMS = (STEP, OURS, EAGER)
 
 
 def run(options: argparse.Namespace) -> None:
-    """One of the processes."""
+    """Runs one of the processes."""
     import torch
     from torch import distributed
 
@@ -154,7 +155,7 @@ def main() -> int:
         parser.error(f"processes: got {processes}, wanted two or more, each with a GPU of its own")
     launch = "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)
     command = [sys.executable, "-m", *launch, "-m", "benchmarks.training_ddp", *sys.argv[1:]]
-    # docs/training.md says why.
+    # The reason is in docs/training.md.
     return subprocess.run(command, env=os.environ | {"NCCL_NVLS_ENABLE": "0"}).returncode
 
 

@@ -1,17 +1,16 @@
-"""Speed of training on a GPU beside transformers on torch, in one run: `python -m
-benchmarks.training --device cuda`.
+"""Speed of training on a GPU, compared with transformers on torch: `python -m benchmarks.training
+--device cuda`.
 
 Steps under bf16 autocast, with dropout 0.1: forward, loss, backward, clipping to a norm of 1 and
-AdamW (torch's is the fused one), of batches that the host has, ragged and padded to their longest
+AdamW (torch's is the fused one), of batches in host memory, ragged and padded to their longest
 text. "fusewire, Step" computes the loss of a language model without its logits (`CrossEntropy`),
-"fusewire" as transformers does. Rivals are transformers' models as they are (their attention is
-torch's SDPA), and through torch.compile, in its default mode and as "reduce-overhead", which
-records CUDA graphs. Compiled models get texts that are padded to the longest of all batches, as
-users do so that there is one shape; of a translator's batches, which differ in rows too, shapes are
-dynamic. Systems take turns of all batches
-after warm-ups with each; compared are medians of milliseconds, by the host's clock, until the
-device is done. A system whose step does not fit into the GPU's memory beside the others is left
-out.
+"fusewire" as transformers does. Rivals are transformers' models without torch.compile (their
+attention is torch's SDPA), and with it, in its default mode and as "reduce-overhead", which
+captures CUDA graphs. Compiled models get texts padded to the longest of all batches, as users do to
+have one shape; for a translator's batches, which differ in rows too, shapes are dynamic. Systems
+run all batches in turns after warm-ups with each; compared are medians of milliseconds, by the
+host's clock, until the device is done. A system whose step does not fit into the GPU's memory with
+the others is left out.
 
 Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
 """
@@ -51,13 +50,13 @@ CASES = {
 OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
 COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
 SYSTEMS = (STEP, OURS, EAGER, COMPILED, GRAPHS)
-# Of a case: graphs have memory of their own for every batch whose sizes are others.
+# Limits of a case, as CUDA graphs have their own memory for every batch with other sizes.
 MOST_BATCHES, MOST_TOKENS = 8, 40_000
 WARM_UPS = 3  # rounds over all batches that are not timed
-# Whose loss our step computes without the logits of a whole batch.
+# Models whose loss our step computes without the logits of a whole batch.
 HEADED = ("GPT2LMHeadModel", "MarianMTModel")
 SEGMENTS = 4  # of layers, whose gradients are sent while others are computed
-# Of the first losses, in bf16 and without dropout, beside transformers'.
+# Allowed difference of the first losses from transformers', in bf16 and without dropout.
 LOSS_TOLERANCE = 2e-2
 
 Batch = dict[str, Any]
@@ -66,10 +65,11 @@ Batch = dict[str, Any]
 def stepping(
     system: str, shape: str, device: str = "cuda", group: Any = None
 ) -> tuple[Any, Callable[[Batch], Any]]:
-    """A model on the GPU, and a step with a batch that gives its loss and waits for nothing.
+    """Returns a model on the GPU, and a step with a batch that returns its loss and does not
+    synchronise.
 
     `group`: processes that train it together, under DistributedDataParallel; Adam's moments are
-    shared out to them. On a CPU in fp32.
+    sharded over them. On a CPU in fp32.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -111,7 +111,7 @@ def stepping(
 
 
 def round_ms(step: Callable[[Batch], Any], batches: Sequence[Batch], device: str = "cuda") -> float:
-    """Of one step, the mean of a round over all batches."""
+    """Returns the milliseconds of one step, the mean of a round over all batches."""
     _settle(device)
     begin = time.perf_counter()
     for batch in batches:
@@ -128,7 +128,7 @@ def _settle(device: str) -> None:
 
 
 def made(shape: str, texts: int, seed: int = 1, device: str = "cuda") -> list[Batch]:
-    """Where a GPU takes them from without a wait."""
+    """Returns batches in pinned memory, from which a GPU copies asynchronously."""
     import torch
 
     rng = np.random.default_rng(seed)
@@ -142,7 +142,7 @@ def made(shape: str, texts: int, seed: int = 1, device: str = "cuda") -> list[Ba
 
 
 def of_one_shape(batches: Sequence[Batch]) -> list[Batch]:
-    """Texts padded to the longest of all batches."""
+    """Returns the batches with all texts padded to the longest of all."""
     from torch.nn.functional import pad
 
     longest = max(batch["input_ids"].shape[1] for batch in batches)
@@ -154,18 +154,18 @@ def of_one_shape(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def few(shape: str, seed: int, device: str = "cuda") -> Batch:
-    """One small batch."""
+    """Returns one small batch."""
     return made(shape, 100 if counted(shape) == "target tokens" else 4, seed, device)[0]
 
 
 def tokens_of(batches: Sequence[Batch]) -> tuple[int, int]:
-    """Tokens, and places that padding makes of them, in the mean."""
+    """Returns the mean tokens of a batch, and the mean positions with padding."""
     masks = [token_mask(batch) for batch in batches]
     return round(np.mean([int(m.sum()) for m in masks])), round(np.mean([m.numel() for m in masks]))
 
 
 def check(models: dict[str, tuple[Any, Callable[[Batch], Any]]], batch: Batch) -> None:
-    """SystemExit where a system has another loss than transformers without dropout."""
+    """Raises SystemExit where a system's loss without dropout differs from transformers'."""
     found = {}
     for system, (model, step) in models.items():
         model.eval()
@@ -195,11 +195,11 @@ def run(
     for shape in models:
         contenders.clear()
         turns.clear()
-        gc.collect()  # the models of before, whose steps hold memory of their own
+        gc.collect()  # frees the models of the previous case, whose steps hold memory
         torch.cuda.empty_cache()
         contenders |= {system: stepping(system, shape) for system in systems}
         kind, through_compiler = SHAPES[shape]["kind"], (COMPILED, GRAPHS)
-        # Those would be compiled once more.
+        # Compiled models would be compiled once more.
         checked = {s: each for s, each in contenders.items() if s not in through_compiler}
         check(checked, few(shape, seed=time.time_ns() % 2**32))
         for count in texts or CASES.get(shape, (8,)):

@@ -1,17 +1,18 @@
-"""Memory of a training step by what is computed again, beside transformers on torch: `python -m
-benchmarks.training_memory`.
+"""Memory of a training step by what is recomputed, compared with transformers on torch.
 
-The batches and models of `benchmarks.training`, fp32, dropout 0.1, each system in a process of its
-own, in its second step of forward and backward, whose gradients are added to those of the first.
-Counted is what lives at once beyond parameters and gradients:
+    python -m benchmarks.training_memory
 
-- fusewire: the highest that its allocator had lent during the step beyond what it keeps between
-  steps, and the highest of torch (embeddings, head), though they need not meet. What it keeps on
-  CPUs is copies of weights in the order that kernels read them. The plan is of the layers: forward
-  and backward, beside the liveness bound, which no order of the same tensors in memory goes below.
-- transformers: the highest of torch, as its profiler counts, and with its gradient checkpointing.
+The batches and models of `benchmarks.training`, fp32, dropout 0.1, each system in its own process,
+in its second step of forward and backward, whose gradients are added to those of the first. Counted
+is the peak of live memory beyond parameters and gradients:
 
-Writes bench-results/training_memory.jsonl, one JSON object a row.
+- fusewire: the peak of its allocator during the step beyond what is kept between steps, plus the
+  peak of torch (embeddings, head), though they need not occur at the same time. What is kept on
+  CPUs is copies of weights in the layout of the kernels. The plan is of the layers: forward and
+  backward, compared with the liveness bound, below which no placement of the same tensors can be.
+- transformers: torch's peak, as its profiler counts it, without and with gradient checkpointing.
+
+Writes bench-results/training_memory.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations

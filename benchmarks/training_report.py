@@ -1,4 +1,4 @@
-"""What the rows of the training benchmark say: a table, and the goals."""
+"""The tables and goals of the training benchmarks, from their rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from tests.tolerance import PEAK_OVER_BOUND
 
 BENCHMARK, MEMORY, OURS = "training", "training_memory", "fusewire"
 GPU, DDP = "training_gpu", "training_ddp"
-# Of tokens/s of one process, times their number.
+# Of the tokens/s of one process, times their number.
 EFFICIENCY = {2: 0.95, 4: 0.92}
 
 
 def goals(rows: Rows) -> list[Goal]:
-    """Faster than each rival, by the smaller of both ratios: of time, and of the cores' work."""
+    """Returns the goals: faster than each rival, by the smaller of two ratios: of time, and of CPU
+    time."""
     found = []
     for row in rows:
         if row["system"] == OURS:
@@ -26,7 +27,7 @@ def goals(rows: Rows) -> list[Goal]:
 
 
 def memory_goals(rows: Rows) -> list[Goal]:
-    """Plans at their bound."""
+    """Returns the goals of memory: plans at their liveness bound."""
     found = []
     for model in dict.fromkeys(row["model"] for row in rows):
         over = max(r.get("worst_peak_over_bound", 0.0) for r in rows if r["model"] == model)
@@ -36,7 +37,7 @@ def memory_goals(rows: Rows) -> list[Goal]:
 
 
 def memory_table(rows: Rows) -> str:
-    """A line a system, for each model."""
+    """Returns a table with a line per system, for each model."""
     lines = [
         "Memory of a training step beyond parameters and gradients, MiB:",
         "",
@@ -55,7 +56,8 @@ def memory_table(rows: Rows) -> str:
 
 
 def gpu_table(rows: Rows) -> str:
-    """A line a case: milliseconds of each system, and how many times those of our step."""
+    """Returns a table with a line per case: milliseconds of each system, and their ratio to our
+    step."""
     systems = systems_of(rows)
 
     def cells(of_case: dict[str, Row]) -> list[str]:
@@ -73,7 +75,7 @@ def gpu_table(rows: Rows) -> str:
 
 
 def ddp_goals(rows: Rows) -> list[Goal]:
-    """Processes that cost each other little."""
+    """Returns the goals of several processes: their efficiency."""
     found = []
     for row in rows:
         if row["system"].startswith(OURS) and row["processes"] in EFFICIENCY:
@@ -85,7 +87,7 @@ def ddp_goals(rows: Rows) -> list[Goal]:
 
 
 def ddp_table(rows: Rows) -> str:
-    """A line a case: tokens/s of all processes, and of them what one process has of its own."""
+    """Returns a table with a line per case: tokens/s of all processes, and their efficiency."""
     systems = systems_of(rows)
 
     def cells(of_case: dict[str, Row]) -> list[str]:
@@ -100,7 +102,7 @@ def ddp_table(rows: Rows) -> str:
 
 
 def table(rows: Rows) -> str:
-    """A line a case; without where and when it was measured."""
+    """Returns a table with a line per case; without where and when it was measured."""
     systems = systems_of(rows)
     rivals = [system for system in systems if system != OURS]
 

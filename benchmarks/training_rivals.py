@@ -1,6 +1,6 @@
-"""Systems that take steps of training, each in a process of its own: the same seeded weights, the
-same batches, padded to their longest text; a step is forward, loss, backward, clipping to a norm of
-1 and AdamW."""
+"""Systems that run training steps, each in its own process: the same seeded weights, the same
+batches, padded to their longest text; a step is forward, loss, backward, clipping to a norm of 1
+and AdamW."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
     "marian": ("MarianMTModel", "MarianConfig"),
     "vit": ("ViTForImageClassification", "ViTConfig"),
 }
-# Whose batches have one shape.
+# Models whose batches have one shape.
 EVEN = ("gpt2", "vit")
 _TRANSFORMER = {
     "kind": "marian",
@@ -95,8 +95,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Asked(NamedTuple):
-    """`dropout`: whether it is as the model has it, or off. With no `runs` the losses of a step
-    with each batch from the first weights on, else the seconds of so many steps."""
+    """`dropout`: whether it is as configured, or off. Without `runs`, the answer is the losses of a
+    step with each batch from the initial weights, otherwise the seconds of this many steps."""
 
     batches: list[dict[str, np.ndarray]]
     dropout: bool
@@ -153,7 +153,7 @@ def stepping(system: str, shape: str, threads: int) -> Handler:
 
 
 def make(shape: str) -> Any:
-    """A transformers model of seeded weights, with the dropout that its configuration has (0.1)."""
+    """Returns a transformers model of seeded weights, with its configuration's dropout (0.1)."""
     import torch
     import transformers
 
@@ -166,13 +166,13 @@ def make(shape: str) -> Any:
 
 
 def counted(shape: str) -> str:
-    """What a batch has so many of: translators' batches are by tokens."""
+    """Returns the unit that a batch's size is given in: a translator's is in tokens."""
     return {"marian": "target tokens", "vit": "images"}.get(SHAPES[shape]["kind"], "texts")
 
 
 def token_mask(batch: Any) -> Any:
-    """[rows, length], of a batch in numpy or torch: which places are tokens; of targets, where
-    there are some. An image counts as one."""
+    """Returns the mask [rows, length] of a batch in numpy or torch: which positions are tokens;
+    those of the targets, where there are some. An image counts as one."""
     if "pixel_values" in batch:
         return batch["labels"][:, None] >= 0
     if "attention_mask" in batch and batch["labels"].ndim == 2:
@@ -181,10 +181,10 @@ def token_mask(batch: Any) -> Any:
 
 
 def batch_of(shape: str, texts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Padded. Lengths of GLUE's kind: from 8 tokens on, 45 in the mean, seldom more than 128; a GPT
-    gets rows of `length` tokens (128), all of them labels. A translator gets targets with so many
-    tokens together, of 28 in the mean over batches and of like lengths in each, as its samplers
-    group them, and sources about as long."""
+    """Returns a padded batch. Lengths are as in GLUE: at least 8 tokens, mean 45, rarely more than
+    128; a GPT gets rows of `length` tokens (128), all of them labels. A translator gets targets
+    with this many tokens together, with a mean of 28 over batches and similar lengths in each, as
+    its samplers group them, and sources about as long."""
     sizes = SHAPES[shape]
     if sizes["kind"] == "vit":
         size = sizes.get("image_size", 224)

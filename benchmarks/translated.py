@@ -1,4 +1,4 @@
-"""Sources translated by a generation engine, all given at once; without torch, as it serves."""
+"""Sources translated by a generation engine, all submitted at once; without torch, as it serves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Tokens = Sequence[Sequence[int]]
 
 
 class Answers(NamedTuple):
-    """Best texts, the log-probability of each of their tokens where it was told, and seconds until
-    the last one."""
+    """The best texts, the log-probability of each of their tokens where reported, and the seconds
+    until the last one."""
 
     tokens: list[list[int]]
     log_probs: list[list[float]]
@@ -26,8 +26,8 @@ class Answers(NamedTuple):
 def translated(
     engine: GenerationEngine, sources: Tokens, beams: int, new: int, *, streamed: bool = False
 ) -> Answers:
-    """All sources given at once. A text is told when it has ended, or `streamed`: each of its
-    tokens with its log-probability."""
+    """Submits all sources at once. A text is reported when it has ended, or, if `streamed`, token
+    by token with its log-probability."""
     events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     parameters = engine.parameters(
         num_beams=beams, max_new_tokens=new, temperature=0.0, ignore_eos=True

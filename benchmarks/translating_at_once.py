@@ -1,5 +1,5 @@
-"""What the senders of texts that arrive at random see of their translation; and CTranslate2 that
-translates those that wait."""
+"""The latencies of translations of texts that arrive at random; and CTranslate2, which translates
+all waiting texts at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Policy(Protocol):
 
 
 class Rival(Worker):
-    """CTranslate2 in a process of its own."""
+    """CTranslate2 in its own process."""
 
     def __init__(self, folder: Path, threads: int, beams: int, most: int) -> None:
         super().__init__("ctranslate2", _answering, folder, threads, beams, most)
@@ -49,11 +49,11 @@ def _answering(folder: Path, threads: int, beams: int, most: int) -> Handler:
 
 
 class TranslatingAtOnce:
-    """A loop of CTranslate2, from its first text to the end of the process: all texts that wait, at
+    """A loop of CTranslate2, from its first text to the end of the process: all waiting texts, at
     most `most`, in one batch, whose translations are as long as the first one's."""
 
     def __init__(self, folder: Path, threads: int, beams: int, most: int) -> None:
-        os.environ["CT2_USE_MKL"] = "1"  # read where it is imported first
+        os.environ["CT2_USE_MKL"] = "1"  # read at the first import
         import ctranslate2 as ct2
 
         with tempfile.TemporaryDirectory() as work:
@@ -76,7 +76,7 @@ class TranslatingAtOnce:
         time.sleep(max(0.0, until - time.perf_counter()))
 
     def stop(self) -> None:
-        """Nobody waits any more; what is under way ends."""
+        """Stops: waiting texts are dropped, those in progress are finished."""
         with self._some:
             self._waiting.clear()
             while self._busy:
@@ -107,7 +107,8 @@ class TranslatingAtOnce:
 
 
 def requests_per_s(policy: Policy, waiting: list[Request]) -> float:
-    """Where all of them wait from the beginning, until three quarters are translated."""
+    """Returns the rate where all texts wait from the beginning, until three quarters are
+    translated."""
     began = time.perf_counter()
     for request in waiting:
         request.times.clear()
@@ -122,9 +123,10 @@ def requests_per_s(policy: Policy, waiting: list[Request]) -> float:
 
 
 def measured(policy: Policy, offered: list[Request], seconds: float) -> dict[str, Any]:
-    """Offers each at its time; what was seen of those that came after the warm-up. Ends after so
-    many seconds, however many still wait. `ms_per_token`: from its arrival to its translation, by
-    the length of that (normalized latency; Yu et al. 2022, "Orca", section 6)."""
+    """Offers each request at its time and returns the statistics of those after the warm-up. Ends
+    after `seconds`, however many requests still wait. `ms_per_token`: the time from a text's
+    arrival to its translation, over the length of the translation (normalized latency; Yu et al.
+    2022, "Orca", section 6)."""
     watch, began = machine.Watch(), time.perf_counter()
     for request in offered:
         policy.listen(began + request.at)

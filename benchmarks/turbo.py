@@ -1,18 +1,20 @@
-"""TurboTransformers' experiment with batches of requests of many lengths: `python -m
-benchmarks.turbo [--device cuda]`.
+"""TurboTransformers' experiment with batches of requests of many lengths.
+
+    python -m benchmarks.turbo [--device cuda]
 
 BERT-base (random weights; fp32 on a CPU, fp16 on a GPU); lengths drawn uniformly from 2 to 100 and
 from 5 to 500 tokens, the ranges of Fang et al. (PPoPP 2021). Policies: `alone` (no batching), `in
 order` (the batches of a server that takes what waits), `dynamic program` (theirs, on the measured
-cost of padded batches). The padded system runs them padded to the longest; fusewire runs batches in
-order, packed. No batch has more than `--most` requests. The policies and the queue are the same
+cost of padded batches). The padded system runs batches padded to the longest; fusewire runs batches
+in order, packed. No batch has more than `--most` requests. The policies and the queue are the same
 program for all, without a network.
 
-First every system answers fresh random input. Then all answer the same requests in a closed loop
-(responses/s at saturation), and the same Poisson arrivals at shares of the packed system's rate
-(latency p50 and p99; who is not answered by the end counts with the time until then).
+The outputs of every system for new random input are checked first. Then all systems get the same
+requests in a closed loop (responses/s at saturation), and the same Poisson arrivals at shares of
+the packed system's rate (latency p50 and p99; requests without an answer at the end count with the
+time until then).
 
-Writes bench-results/turbo.jsonl, of a GPU bench-results/gpu.jsonl, one JSON object a row.
+Writes bench-results/turbo.jsonl, of a GPU bench-results/gpu.jsonl, one JSON object per row.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from tests.tolerance import MODEL_FP32
 LENGTHS = {"2-100": (2, 100), "5-500": (5, 500)}
 SHARES = (0.4, 0.7, 0.95)
 UNDER_WAY = 4  # times the largest batch, in the closed loop
-TIMES_TORCH = 2.0  # what an fp16 answer may be off, of what transformers' is
+TIMES_TORCH = 2.0  # allowed difference of an fp16 output, as a multiple of that of transformers
 PACKAGES = ("fusewire", "torch", "transformers", "onnxruntime")
 
 
@@ -56,7 +58,7 @@ def contenders(padded: str) -> list[Contender]:
 
 
 def check(workers: dict[str, Worker], folder: Path, device: str, threads: int, most: int) -> None:
-    """SystemExit where one is off by more than the tolerance, on input never seen before."""
+    """Raises SystemExit where an output exceeds the tolerance, on new input."""
     seed = time.time_ns() % 2**32
     drawn = drawn_sequences(np.random.default_rng(seed), folder, (1, most), 6)
     with Worker("exact", service, "transformers", folder, "cpu", threads, most, 1) as exact:
@@ -79,7 +81,7 @@ def drawn_sequences(
 def measure(
     name: str, workers: dict[str, Worker], folder: Path, options: argparse.Namespace
 ) -> records.Rows:
-    """Each row is in the file before the next is measured."""
+    """Measures and returns the rows; each is written to the file before the next is measured."""
     rows: records.Rows = []
     rng = np.random.default_rng(options.seed)
     under_way = UNDER_WAY * options.most
@@ -89,7 +91,8 @@ def measure(
     sequences = drawn_sequences(rng, folder, LENGTHS[name], count)
     facts = machine.facts(*PACKAGES)
     if options.device != "cpu":
-        from benchmarks.gpu import facts as gpu  # imports torch, which a CPU's run leaves to others
+        # Imports torch, which a run on a CPU leaves to other processes.
+        from benchmarks.gpu import facts as gpu
 
         facts = gpu.where(*PACKAGES)
     facts |= {"benchmark": turbo_report.BENCHMARK, "model": "BERT-base", "lengths": name}
@@ -159,8 +162,8 @@ def main() -> None:
 
 
 def minutes(options: argparse.Namespace) -> float:
-    """A closed loop of the padded system takes longer than ours, which sets the requests: three
-    times at most, as seen."""
+    """Predicts the minutes of a run. A closed loop of the padded system takes longer than ours,
+    which sets the number of requests: at most three times as long, as observed."""
     closed = 1 + 3 * (len(contenders("")) - 1)
     opened = len(options.shares) * len(contenders(""))
     return len(options.lengths) * (closed + opened) * options.seconds / 60

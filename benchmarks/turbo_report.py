@@ -1,4 +1,4 @@
-"""The rows of TurboTransformers' experiment, and their table."""
+"""The table of TurboTransformers' experiment, from its rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One system of TurboTransformers' experiment in its process: requests wait, a policy batches them,
-the model runs the batches one after the other."""
+"""One system of TurboTransformers' experiment in its own process: requests wait, a policy batches
+them, the model runs the batches one after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Run = Callable[[list[np.ndarray]], Any]
 
 @dataclass(frozen=True)
 class Closed:
-    """All requests, so many under way at a time: the answers a second of a system that is busy."""
+    """All requests with a fixed number in flight, which measures the answers per second of a busy
+    system."""
 
     policy: str
     sequences: list[np.ndarray]
@@ -33,7 +34,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Open:
-    """Requests at their times, for so many seconds."""
+    """Requests at their arrival times, for `seconds`."""
 
     policy: str
     sequences: list[np.ndarray]
@@ -54,7 +55,7 @@ class Served:
 def service(
     system: str, folder: Path, device: str, threads: int, longest: int, most: int
 ) -> Handler:
-    """The setup of a Worker: answers a list of sequences with what the model gives, Closed and Open
+    """The setup of a Worker: answers a list of sequences with the model's output, Closed and Open
     with Served. `longest`: tokens of a request; `most`: requests of a batch."""
     on_gpu = device == "cuda"
     run = (
@@ -83,7 +84,8 @@ def service(
 
 
 def measured_costs(run: Run, drawn: Sequence[np.ndarray]) -> NDArray[np.float64]:
-    """Seconds of a padded batch [length, size] up to the largest: the faster of two runs each."""
+    """Returns the seconds of a padded batch [length, size] up to the largest: the faster of two
+    runs each."""
     most, longest = len(drawn), len(drawn[0])
     lengths = sorted({1, longest // 4, longest // 2, longest} - {0})
     sizes = sorted({1, most // 4, most // 2, most} - {0})
@@ -101,7 +103,8 @@ def serve_closed(run: Run, policy: Policy, asked: Closed) -> Served:
     sequences = asked.sequences
     lengths = [len(each) for each in sequences]
     coming = iter(range(len(sequences)))
-    waiting = dict.fromkeys(islice(coming, asked.under_way), 0.0)  # and since when
+    # Waiting requests, with the time when each began to wait.
+    waiting = dict.fromkeys(islice(coming, asked.under_way), 0.0)
     waited: list[float] = []
     batches = 0
     began = time.perf_counter()
@@ -111,7 +114,8 @@ def serve_closed(run: Run, policy: Policy, asked: Closed) -> Served:
             now = time.perf_counter() - began
             batches += 1
             waited += [now - waiting.pop(number) for number in batch]
-            waiting |= dict.fromkeys(islice(coming, len(batch)), now)  # their clients ask again
+            # Their clients send the next ones.
+            waiting |= dict.fromkeys(islice(coming, len(batch)), now)
     return Served(time.perf_counter() - began, waited, 0, batches)
 
 
@@ -147,7 +151,8 @@ def serve_open(run: Run, policy: Policy, asked: Open) -> Served:
 
 
 def _gpu(system: str, folder: Path, most_tokens: int) -> Run:
-    """In fp16; answers come to the host as the system has them."""
+    """Returns the system's run function in fp16; outputs are copied to the host in the system's own
+    form."""
     if system == "fusewire":
         from fusewire.models import load_model
         from fusewire.placement import Placement

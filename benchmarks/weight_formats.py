@@ -1,15 +1,15 @@
-"""What weights in fewer bits save on a CPU: `python -m benchmarks.weight_formats`.
+"""The savings of weights in fewer bits on a CPU: `python -m benchmarks.weight_formats`.
 
-Ours in float32, bfloat16 and int8, beside others' int8. Encoders: all-MiniLM-L6-v2 and BERT-base's
-shape (random weights), on the cases of `benchmarks.encoder`, and on single sequences of lengths not
-seen before, whose first call is shown beside the second. GPT-2 124M (random weights): steps of one
-sequence and of eight. Each system has a process of its own; all answer fresh random input first,
-and then take turns. A row has the median and the least time of a case, how many times faster than
-our float32 it is by the median, and how near the answers are: cosines of hidden states, or the
-share of greedy tokens, to those in float32.
+Ours in float32, bfloat16 and int8, compared with others' int8. Encoders: all-MiniLM-L6-v2 and
+BERT-base's shape (random weights), on the cases of `benchmarks.encoder`, and on single sequences of
+new lengths, whose first call is compared with the second. GPT-2 124M (random weights): steps of one
+sequence and of eight. Each system has its own process; the outputs of all for new random input are
+checked first, and then they take turns. A row has the median and the minimum time of a case, how
+many times faster than our float32 it is by the median, and how close the outputs are to those in
+float32: cosines of hidden states, or the share of equal greedy tokens.
 
-Writes bench-results/weight_formats.jsonl, one JSON object a row. With `--device cuda`: fp8, int8
-and 4 bits beside fp16 on a GPU (benchmarks/gpu/weight_formats.py).
+Writes bench-results/weight_formats.jsonl, one JSON object per row. With `--device cuda`: fp8, int8
+and 4 bits compared with fp16 on a GPU (benchmarks/gpu/weight_formats.py).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tests.tolerance import MODEL_FP32
 
 ENCODERS = ("MiniLM-L6", "BERT-base")
 MODELS = (*ENCODERS, weight_formats_decode.MODEL)
-# Mean cosine to float32. Below it a system computes something else, and is not timed.
+# Mean cosine to float32. A system below it computes something else, and is not timed.
 LEAST_COSINE = 0.95
 GPU_PARTS = ("products", "base", "large", "llama-8b")
-_CHECKED = [512, 3, 77, 1, 128]  # lengths of the answers that are compared
-_NEW = (23, 57, 91, 203, 301)  # of no case
+_CHECKED = [512, 3, 77, 1, 128]  # lengths whose outputs are compared
+_NEW = (23, 57, 91, 203, 301)  # lengths that no case has
 
 
 def installed(names: Sequence[str]) -> list[str]:
-    """Those whose packages are here; says which are not."""
+    """Returns the systems whose packages are installed; prints which are not."""
     found = []
     for name in names:
         missing = [each for each in PACKAGES.get(name, ()) if not importlib.util.find_spec(each)]
@@ -69,8 +69,8 @@ def cosines(ours: np.ndarray, exact: np.ndarray) -> np.ndarray:
 def checked(
     systems: list[arena.System], folder: Path, threads: int
 ) -> tuple[list[arena.System], dict[str, np.ndarray]]:
-    """The systems whose answers are right, and the cosines of each one's tokens to transformers'.
-    SystemExit where one of ours is wrong."""
+    """Returns the systems whose outputs are correct, and the cosines of each one's tokens to
+    transformers'. Raises SystemExit where one of ours is wrong."""
     seed = time.time_ns() % 2**32
     sequences = sequences_of(_CHECKED, rivals.vocabulary(folder), np.random.default_rng(seed))
     with arena.System("transformers", folder, threads) as reference:
@@ -106,7 +106,8 @@ def row_of(case: str, times: dict[str, list[float]], name: str) -> records.Row:
 
 
 def first_calls(systems: list[arena.System], vocabulary: int) -> list[records.Row]:
-    """Medians over lengths that no system has met: of second calls, and as `first_ms` of first."""
+    """Returns medians over lengths that are new to every system: of second calls, and as `first_ms`
+    of first calls."""
     rng = np.random.default_rng(2)
     given = [sequences_of([length], vocabulary, rng) for length in _NEW]
     first: dict[str, list[float]] = {system.name: [] for system in systems}

@@ -21,7 +21,7 @@ _CASES = {"decode 1": "1x128", "decode 8": "8x128"}
 
 
 def same_tokens(run: Run, exact: Run) -> float:
-    """Share of the greedy tokens that are those of `exact`, up to the first that is not."""
+    """Returns the share of greedy tokens equal to those of `exact`, up to the first difference."""
     pairs = [
         np.cumprod(np.equal(ours, wanted))
         for ours, wanted in zip(run.tokens, exact.tokens, strict=True)
@@ -30,8 +30,8 @@ def same_tokens(run: Run, exact: Run) -> float:
 
 
 def check(name: str, run: Run, exact: Run) -> None:
-    """SystemExit where float32 has other tokens than ours, or where with fewer bits not one of the
-    first tokens, of a vocabulary of 50257, is float32's."""
+    """Raises SystemExit where float32 has other tokens than ours, or where with fewer bits none of
+    the first tokens, of a vocabulary of 50257, equals float32's."""
     first = [a[0] == b[0] for a, b in zip(run.tokens, exact.tokens, strict=True)]
     exactly = name.endswith("float32")
     if run.tokens != exact.tokens if exactly else not any(first):

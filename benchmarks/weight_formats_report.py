@@ -1,4 +1,4 @@
-"""What the rows of the benchmark of weight formats say: a table, and goals."""
+"""The table and goals of the benchmark of weight formats, from its rows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from benchmarks.records import Row, Rows
 BENCHMARK, NEW_LENGTH = "weight_formats", "1 of a new length"
 EXACT, BFLOAT16, INT8 = (f"fusewire {name}" for name in ("float32", "bfloat16", "int8"))
 
-# By model and input: how many times our float32 int8 is to be.
+# By model and input: the ratio of int8 to our float32 that is wanted.
 _TIMES_FLOAT32 = {("MiniLM-L6", "mixed 32"): 2.2, ("BERT-base", "mixed 32"): 2.6}
 
 
 def table(rows: Rows) -> str:
-    """A line a system and model; without where and when it was measured."""
+    """Returns a table with a line per system and model; without where and when it was measured."""
     inputs = list(dict.fromkeys(row["input"] for row in rows))
     found = _found(rows)
     lines = [
@@ -34,7 +34,8 @@ def table(rows: Rows) -> str:
 
 
 def goals(rows: Rows) -> list[Goal]:
-    """Against our float32, and against others' int8 where they were measured beside it."""
+    """Returns the goals against our float32, and against others' int8 where they were measured
+    too."""
     found = _found(rows)
     wanted: list[Goal] = []
     for model, given in dict.fromkeys((row["model"], row["input"]) for row in rows):

@@ -1,4 +1,4 @@
-"""A process of its own for one side of a comparison; it sleeps in a pipe read until it is asked."""
+"""A process for one side of a comparison; it sleeps in a pipe read until it gets a question."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-# Threads that spin after their work would slow the next side; libraries stop within this time.
+# Threads that spin after their work would slow the next side; libraries stop spinning within this
+# time.
 SETTLE_S = 0.1
 
 Handler = Callable[[Any], Any]
 
 
 class Worker:
-    """Calls `setup(*arguments)` once in its process, then answers questions by what that returned.
+    """Calls `setup(*arguments)` once in its own process, then answers questions with the function
+    that it returned.
 
-    What either raises is a RuntimeError here, with the name and the other side's traceback.
+    Exceptions of either become a RuntimeError here, with the name and the other process's
+    traceback.
     """
 
     def __init__(self, name: str, setup: Callable[..., Handler], *arguments: Any) -> None:
@@ -38,7 +41,8 @@ class Worker:
         return self.receive()
 
     def send(self, question: Any) -> None:
-        """Returns at once, so that several can work at a time; each wants its `receive`."""
+        """Sends a question and returns at once, so that several workers can work at a time; each
+        question needs its `receive`."""
         self._pipe.send(question)
 
     def receive(self) -> Any:

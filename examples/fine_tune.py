@@ -5,10 +5,10 @@
     torchrun --nproc-per-node 2 examples/fine_tune.py FOLDER   # or by two processes
     fusewire serve reviews=FOLDER
 
-The texts are made here: what is said last counts. FOLDER gets the model, its tokenizer and the
-curve of the loss, loss.png. --compare trains the same model on transformers' own layers as well,
-from the same weights on the same batches, and prints how long both took. Of several processes each
-has its part of every batch and of Adam's moments.
+The texts are generated here; the last sentence decides the label. The model, its tokenizer and the
+loss curve, loss.png, are written to FOLDER. --compare trains the same model on transformers' own
+layers as well, from the same weights on the same batches, and prints how long both took. With
+several processes, each has its share of every batch and of Adam's moments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPLAINT = ["awful", "dull", "cold", "noisy", "slow", "sad", "broken", "wrong"]
 PRAISE = ["superb", "bright", "warm", "calm", "quick", "joyful", "clever", "right"]
 WORDS = {"complaint": COMPLAINT, "praise": PRAISE}
 HELD_OUT = 200  # texts that are not trained on
-ROWS = 32  # of a batch
+ROWS = 32  # rows of a batch
 
 
 def review(last: str) -> str:
@@ -48,7 +48,7 @@ def train_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
 
 
 def untrained(vocab_size: int) -> hf.BertForSequenceClassification:
-    """The same weights each time."""
+    """Returns a model with the same initial weights each time."""
     hf.set_seed(0)
     config = hf.BertConfig(
         vocab_size=vocab_size,
@@ -76,20 +76,20 @@ def trainer_of(
 
 
 def main(folder: str, steps: int, compare: bool) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails before training rather than after it
     random.seed(0)
     texts = [(review(label), number) for _ in range(1000) for number, label in enumerate(WORDS)]
     arguments = hf.TrainingArguments(
         folder,
         max_steps=steps,
-        max_grad_norm=0,  # Adam clips
-        average_tokens_across_devices=False,  # this head gives means
+        max_grad_norm=0,  # our Adam clips
+        average_tokens_across_devices=False,  # this head returns means
         logging_steps=10,
         save_strategy="no",
         report_to=[],
         use_cpu=True,
     )
-    with arguments.main_process_first():  # the others read what it writes
+    with arguments.main_process_first():  # the other processes read what it writes
         if arguments.process_index == 0:
             train_tokenizer([text for text, _ in texts]).save_pretrained(folder)
     tokenizer = hf.BertTokenizerFast.from_pretrained(folder)
@@ -107,7 +107,7 @@ def main(folder: str, steps: int, compare: bool) -> None:
         clipping = dataclasses.replace(arguments, max_grad_norm=1.0)
         runs["transformers"] = trainer_of(eager, adamw, rows, tokenizer, clipping).train()
 
-    answers = trainer.predict(rows[:HELD_OUT])  # by all processes
+    answers = trainer.predict(rows[:HELD_OUT])  # computed by all processes
     if not trainer.is_world_process_zero():
         return
     for name, run in runs.items():

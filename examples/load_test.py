@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 
-# Before the first channel: gRPC's own threads would block every other user of this process.
+# Before the first channel: gRPC's own threads would block all other users of this process.
 import grpc.experimental.gevent
 
 grpc.experimental.gevent.init_gevent()

@@ -2,8 +2,8 @@
 
     python examples/offline_batch.py MODEL PROMPTS.jsonl ANSWERS.jsonl
 
-Each line of PROMPTS has a "prompt"; its line in ANSWERS gets "text", "finish_reason" and
-"output_tokens" beside what it had.
+Each line of PROMPTS has a "prompt". Its line in ANSWERS has the same fields, and "text",
+"finish_reason" and "output_tokens".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams several texts from a server at once and shows the pieces as they come.
+"""Streams several texts from a server at once and shows the pieces as they arrive.
 
     fusewire serve writer=MODEL
     python examples/streaming.py [ADDRESS] [PROMPT]...

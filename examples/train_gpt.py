@@ -5,8 +5,8 @@
     fusewire serve writer=FOLDER
 
 Nothing is downloaded: the text comes with Python. Paragraphs of any length are packed into batches
-of at most 2048 tokens, so nothing is padded. The model learns how that reference sounds, and knows
-nothing. FOLDER gets the model, its tokenizer and the curve of the loss, loss.png.
+of at most 2048 tokens, so nothing is padded. The model learns the style of that reference, but no
+facts. The model, its tokenizer and the loss curve, loss.png, are written to FOLDER.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader
 
 END = "<|endoftext|>"
-LONGEST = 256  # tokens of a paragraph
+LONGEST = 256  # maximum tokens of a paragraph
 HELD_OUT = 100  # paragraphs that are not trained on
 
 
 def paragraphs() -> list[str]:
-    """Those of the reference that are sentences, each once."""
+    """Returns the paragraphs of the reference that are sentences, each once."""
     found: dict[str, None] = {}
     for topic in topics.values():
         for paragraph in re.split(r"\n\s*\n", topic):
@@ -56,7 +56,7 @@ def train_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
 
 
 def batches(examples: list[dict[str, list[int]]]) -> Iterator[dict[str, torch.Tensor]]:
-    """Packed rows of at most 2048 tokens, of all examples in a new order each time."""
+    """Yields packed rows of at most 2048 tokens, over all examples in a new order each time."""
     lengths = [len(example["input_ids"]) for example in examples]
     sampler = TokenBudgetSampler(lengths, max_tokens=2048)
     loader = DataLoader(examples, batch_sampler=sampler, collate_fn=PackingCollator(causal=True))
@@ -66,7 +66,7 @@ def batches(examples: list[dict[str, list[int]]]) -> Iterator[dict[str, torch.Te
 
 
 def main(folder: str, steps: int) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails before training rather than after it
     hf.set_seed(0)
     texts = paragraphs()
     tokenizer = train_tokenizer(texts)

@@ -1,12 +1,12 @@
-"""Trains a Marian model to say numbers in words: Hugging Face's Seq2SeqTrainer.
+"""Trains a Marian model to write numbers in words: Hugging Face's Seq2SeqTrainer.
 
     pip install 'fusewire[train]' matplotlib
     python examples/train_translator.py FOLDER [--steps STEPS]
     fusewire serve translator=FOLDER
 
 `347` becomes "three hundred forty seven". The numbers are drawn here, up to 999,999. Sources and
-targets are both packed: what the collator pads is not computed. FOLDER gets the model, its
-tokenizer and the curve of the loss, loss.png.
+targets are both packed: the collator's padding is not computed. The model, its tokenizer and the
+loss curve, loss.png, are written to FOLDER.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = (
 )
 ONES, TENS = NAMES.split()[:20], NAMES.split()[20:]
 SPECIAL = ["</s>", "<unk>", "<pad>"]
-LONGEST = 24  # tokens, of either side
+LONGEST = 24  # maximum tokens of a source or target
 HELD_OUT = 200  # numbers that are not trained on
 
 
@@ -43,15 +43,16 @@ def spelled(number: int) -> str:
 
 
 def numbers(count: int) -> list[int]:
-    """Different ones, as likely of any length as there are enough."""
+    """Returns different numbers, of each count of digits equally many as long as there are
+    enough."""
     found: dict[int, None] = {}
     while len(found) < count:
         found[random.randrange(10 ** random.randint(1, 6))] = None
-    return random.sample(list(found), count)  # the short ones were all found early
+    return random.sample(list(found), count)  # shuffled: short numbers were found first
 
 
 def tokenizer_of_words() -> hf.PreTrainedTokenizerFast:
-    """A token for each digit and each word; the end of a text is one as well."""
+    """Returns a tokenizer with a token for each digit, each word and the end of a text."""
     known = [*SPECIAL, *"0123456789", *NAMES.split(), "hundred", "thousand"]
     vocabulary = {token: number for number, token in enumerate(known)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -84,7 +85,7 @@ def untrained(tokenizer: hf.PreTrainedTokenizerFast) -> hf.MarianMTModel:
         **special,
     )
     model = hf.MarianMTModel(config)
-    # Saved beside the weights: what the folder translates with where a request says nothing else.
+    # Saved with the weights: the generation defaults of the folder.
     model.generation_config = hf.GenerationConfig(
         num_beams=4, max_length=LONGEST, bad_words_ids=[[pad]], forced_eos_token_id=end, **special
     )
@@ -92,7 +93,7 @@ def untrained(tokenizer: hf.PreTrainedTokenizerFast) -> hf.MarianMTModel:
 
 
 def main(folder: str, steps: int) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails before training rather than after it
     hf.set_seed(0)
     tokenizer = tokenizer_of_words()
     drawn = numbers(20_000 + HELD_OUT)
@@ -100,7 +101,8 @@ def main(folder: str, steps: int) -> None:
     pairs = [tokenizer(str(n), text_target=spelled(n)) for n in trained_on]
 
     model = replace(untrained(tokenizer))
-    optimizer = Adam(model.parameters(), lr=2e-3, max_grad_norm=1.0)  # clips: the Trainer need not
+    # Our Adam clips, so the Trainer need not.
+    optimizer = Adam(model.parameters(), lr=2e-3, max_grad_norm=1.0)
     arguments = hf.Seq2SeqTrainingArguments(
         folder,
         max_steps=steps,

@@ -4,8 +4,9 @@
     python examples/train_vit.py FOLDER [--steps STEPS]
     fusewire serve shapes=FOLDER
 
-The images are drawn here: a bright shape of any size, place and colour on a dark background. FOLDER
-gets the model, its image processor, an image of each shape and the curve of the loss, loss.png.
+The images are drawn here: a bright shape of any size, position and colour on a dark background. The
+model, its image processor, an image of each shape and the loss curve, loss.png, are written to
+FOLDER.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HELD_OUT = 200  # images that are not trained on
 
 
 def drawn(shape: str) -> Image.Image:
-    """[SIDE, SIDE] in RGB."""
+    """Returns an RGB image [SIDE, SIDE] of the shape."""
     dark, bright = (tuple(random.randint(*of) for _ in "RGB") for of in ((0, 90), (120, 255)))
     image = Image.new("RGB", (SIDE, SIDE), dark)
     draw = ImageDraw.Draw(image)
@@ -49,7 +50,7 @@ def drawn(shape: str) -> Image.Image:
 
 
 def batch(processor: hf.ViTImageProcessor, count: int) -> dict[str, torch.Tensor]:
-    """New images: pixels [count, 3, SIDE, SIDE] and labels [count]."""
+    """Returns new images: pixels [count, 3, SIDE, SIDE] and labels [count]."""
     labels = [random.randrange(len(SHAPES)) for _ in range(count)]
     images = [drawn(SHAPES[label]) for label in labels]
     pixels = processor(images, return_tensors="pt")["pixel_values"]
@@ -57,7 +58,7 @@ def batch(processor: hf.ViTImageProcessor, count: int) -> dict[str, torch.Tensor
 
 
 def main(folder: str, steps: int) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)  # fails now if ever, not after training
+    Path(folder).mkdir(parents=True, exist_ok=True)  # fails before training rather than after it
     hf.set_seed(0)
     processor = hf.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
     config = hf.ViTConfig(

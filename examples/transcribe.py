@@ -1,9 +1,9 @@
-"""Writes down what is said in files of sound, and when.
+"""Transcribes audio files, with the time of each segment.
 
     python examples/transcribe.py MODEL FILE...
 
-MODEL is a folder of Whisper or a Hugging Face id, as openai/whisper-tiny. Files: WAV of PCM at
-16 kHz; with the extra fusewire[audio] other rates too, and FLAC, MP3 and Ogg.
+MODEL is a folder of Whisper or a Hugging Face id, as openai/whisper-tiny. Files: WAV of PCM at 16
+kHz; with the extra fusewire[audio] other rates too, and FLAC, MP3 and Ogg.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(model: str, *files: str) -> None:
 
 
 def clock(seconds: float | None) -> str:
-    """None: no timestamp says it."""
+    """Formats a time; None where no timestamp tells it."""
     if seconds is None:
         return " " * 7
     return f"{int(seconds) // 60:2}:{seconds % 60:04.1f}"

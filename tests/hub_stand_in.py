@@ -1,7 +1,7 @@
 """A stand-in of the Hugging Face hub on loopback: the HTTP interface that huggingface_hub calls.
 
-Repositories are folders in memory: commits of files, branches that name commits; private and gated
-ones want a token. It keeps a log of the files it sent, and can break a transfer off.
+Repositories are folders in memory: commits of files, and branches that name commits; private and
+gated ones need a token. It logs the files that it sent, and can interrupt a transfer.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Files = dict[str, bytes]
 class Repository:
     commits: dict[str, Files] = field(default_factory=dict)
     revisions: dict[str, str] = field(default_factory=dict)  # branch or tag -> commit
-    access: str = "public"  # private, gated
+    access: str = "public"  # or private, or gated
 
 
 @dataclass
 class Hub:
     endpoint: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
-    sent: list[str] = field(default_factory=list)  # files, by name
+    sent: list[str] = field(default_factory=list)  # names of files
     ranges: list[str] = field(default_factory=list)  # Range headers of those requests
-    tokens: set[str] = field(default_factory=set)  # that were sent along
-    break_off_after: int | None = None  # bytes of each answer
+    tokens: set[str] = field(default_factory=set)  # tokens of the requests
+    break_off_after: int | None = None  # bytes after which each answer is cut off
     broken: bool = False  # every answer is an internal error
 
     def commit(self, model: str, files: Files, *revisions: str, access: str = "public") -> str:

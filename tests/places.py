@@ -1,8 +1,8 @@
 """Where tests run: each instruction set of this machine's CPU in fp32, and, marked gpu, its first
 GPU in every precision.
 
-A test that takes the fixture `place` (tests/conftest.py) runs in all of them; one that is meant for
-some says `@pytest.mark.parametrize("place", [...], indirect=True)`.
+A test with the fixture `place` (tests/conftest.py) runs in all of them; one for specific places has
+`@pytest.mark.parametrize("place", [...], indirect=True)`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TORCH_DTYPES = {
 class Where(NamedTuple):
     device: str
     dtype: str
-    cpu_target: str = ""  # the instruction set to force; empty: the usual one
+    cpu_target: str = ""  # the instruction set to force; empty: the default
 
 
 def _gpu(dtype: str):
@@ -36,8 +36,8 @@ def _gpu(dtype: str):
 
 
 CPU = pytest.param(Where("cpu", "float32"), id="cpu")
-# Targets that share everything with another but products with weights of some formats: tests of
-# these formats run on them, and no others.
+# Targets that differ from another one only in GEMMs with weights of some formats: tests of these
+# formats run on them, and no others.
 WITH_OTHER_PRODUCTS = {"avx512_vnni", "avx512_bf16"}
 CPU_TARGETS_OF_PRODUCTS = [
     pytest.param(Where("cpu", "float32", name), id=name) for name in kernels.cpu_targets()
@@ -51,7 +51,7 @@ EVERYWHERE = [*CPU_TARGETS, *GPU]
 
 @cache
 def why_no_gpu(count: int = 1) -> str:
-    """Why tests marked gpu(count=...) cannot run here; empty where they can."""
+    """Returns why tests marked gpu(count=...) cannot run here; empty where they can."""
     if not kernels.cuda_built():
         return "this build has no CUDA kernels (FUSEWIRE_CUDA=ON)"
     if "cuda:0" not in dict(kernels.devices()):
@@ -65,8 +65,8 @@ def why_no_gpu(count: int = 1) -> str:
 
 @contextmanager
 def at(where: Where) -> Iterator[Placement]:
-    """The placement, with its instruction set in force, and on a GPU the kernels that are found to
-    be the fastest, as where a model is served."""
+    """Yields the placement with its instruction set forced, and on a GPU with tuned kernels, as
+    where a model is served."""
     usual = kernels.cpu_target()
     kernels.set_cpu_target(where.cpu_target or usual)
     place = _placement(where.device, where.dtype)
@@ -94,13 +94,14 @@ def settle(place: Placement) -> None:
 
 
 def as_torch(tensor: kernels.Tensor, place: Placement) -> torch.Tensor:
-    """The same memory, as torch sees it."""
+    """Returns a torch tensor over the same memory."""
     settle(place)
     return torch.from_dlpack(tensor)
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """fp32 values that the element type can hold; other arrays as they are."""
+    """Rounds an fp32 array to values that the element type represents; returns other arrays
+    unchanged."""
     if array.dtype != np.float32:
         return array
     return torch.from_numpy(array).to(TORCH_DTYPES[dtype]).float().numpy()

@@ -1,8 +1,8 @@
-"""Small random Hugging Face checkpoints with real tokenizers: what tests compare against.
+"""Small random Hugging Face checkpoints with real tokenizers: the reference of tests.
 
-`tiny_checkpoint` writes a folder that transformers itself can open (config.json,
-model.safetensors, tokenizer.json, tokenizer_config.json) and returns the transformers model, so a
-test holds both sides: the folder for fusewire and the model for the right answer.
+`tiny_checkpoint` writes a folder that transformers itself can open (config.json, model.safetensors,
+tokenizer.json, tokenizer_config.json) and returns the transformers model, so a test has both sides:
+the folder for fusewire and the model for the right answer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SPECIALS = {
     "mpnet": ("<s>", "<pad>", "</s>", "[UNK]", "<mask>"),
 }
 
-# Families whose tokenizers hand token_type_ids to the model.
+# Families whose tokenizers return token_type_ids for the model.
 TYPED = {"bert", "albert", "electra"}
 
 SENTENCES = [
@@ -83,10 +83,11 @@ SENTENCES = [
 
 
 def _pieces(tokenizer: Tokenizer, continuing_prefix: str, most: int) -> dict[str, float]:
-    """The characters of SENTENCES and their most frequent merges, each with its share of the text.
+    """Returns the characters of SENTENCES and their most frequent merges, each with its share of
+    the text.
 
-    The WordPiece and unigram trainers of tokenizers break ties by hash order: another vocabulary
-    in each process, and with it other lengths, other windows and other scores.
+    The WordPiece and unigram trainers of tokenizers break ties by hash order, which gives another
+    vocabulary in each process, and with it other lengths, other windows and other scores.
     """
     words: list[list[str]] = []
     for sentence in SENTENCES:
@@ -111,7 +112,8 @@ def _pieces(tokenizer: Tokenizer, continuing_prefix: str, most: int) -> dict[str
 
 
 def tiny_tokenizer(family: str, vocabulary: int = 320) -> Tokenizer:
-    """A real fast tokenizer of the family, made from SENTENCES: normaliser, pieces, template."""
+    """Returns a real fast tokenizer of the family, made from SENTENCES: normaliser, pieces,
+    template."""
     specials = [
         AddedToken(token, special=True, lstrip=(index == 4 and family != "wordpiece"))
         for index, token in enumerate(SPECIALS[family])
@@ -153,7 +155,7 @@ def tiny_tokenizer(family: str, vocabulary: int = 320) -> Tokenizer:
     tokenizer.add_special_tokens(specials)
     first, last = _ends(family)
     pair = f"{first}:0 $A:0 {last}:0 $B:1 {last}:1"
-    if first == "<s>":  # RoBERTa and its relatives put two separators between a pair
+    if first == "<s>":  # RoBERTa and related models put two separators between a pair
         pair = f"{first}:0 $A:0 {last}:0 {last}:0 $B:0 {last}:0"
     tokenizer.post_processor = TemplateProcessing(
         single=f"{first}:0 $A:0 {last}:0",
@@ -205,14 +207,14 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(noise if "relative" in name else noise / 2)
             elif parameter.dim() > 1:
                 parameter.copy_(noise * 1.2 / parameter.shape[1] ** 0.5)
-            elif name.endswith("weight"):  # norms
+            elif name.endswith("weight"):  # weights of norms
                 parameter.copy_(1 + 0.2 * noise)
             else:
                 parameter.copy_(0.2 * noise)
 
 
 def save_tokenizer(folder: Path, architecture: str, tokenizer: Tokenizer, max_length: int) -> None:
-    """tokenizer.json and tokenizer_config.json, as `AutoTokenizer` reads them."""
+    """Writes tokenizer.json and tokenizer_config.json for `AutoTokenizer`."""
     family = ARCHITECTURES[architecture][1]
     pad, unknown, first, last, mask = _roles(family)
     names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -247,7 +249,7 @@ def _config(
 ) -> transformers.PretrainedConfig:
     pad, _, first, last, _ = (tokenizer.token_to_id(token) for token in _roles(family))
     values: dict[str, Any] = {
-        # A vocabulary larger than the tokenizer's, as published checkpoints have; odd on purpose.
+        # A vocabulary larger than the tokenizer's, as in published checkpoints; odd on purpose.
         "vocab_size": (tokenizer.get_vocab_size() + 7) | 1,
         "hidden_size": 64,
         "num_attention_heads": 4,
@@ -287,7 +289,7 @@ def _ends(family: str) -> tuple[str, str]:
 
 
 def _roles(family: str) -> tuple[str, str, str, str, str]:
-    """(pad, unknown, first, last, mask) tokens of the family."""
+    """Returns the (pad, unknown, first, last, mask) tokens of the family."""
     specials = SPECIALS[family]
     if specials[0] == "<s>":
         return specials[1], specials[3], specials[0], specials[2], specials[4]

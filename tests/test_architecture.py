@@ -1,4 +1,4 @@
-"""Imports run one way (CONTRIBUTING, "Levels")."""
+"""Imports go in one direction (CONTRIBUTING, "Levels")."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# C++: what a folder may include, besides the standard library.
+# C++: the folders that a folder may include, besides the standard library.
 MAY_INCLUDE = {
     "core": {"core"},
     "cpu": {"core", "cpu"},
@@ -23,8 +23,9 @@ MAY_INCLUDE = {
     "tritonserver": {"tritonserver"},
 }
 
-# Python: what a package of fusewire may import from fusewire, and from outside where it is bound.
-# `errors` and `kernels` are below everyone; scheduler and batch stand without kernels.
+# Python: what a package of fusewire may import from fusewire, and from outside where that is
+# restricted. Every package may import `errors` and `kernels`; scheduler and batch do not import
+# kernels.
 MAY_IMPORT = {
     "errors": set(),
     "kernels": {"_C"},
@@ -497,7 +498,7 @@ MAY_IMPORT = {
         "errors",
         "hub",
         "import_path",
-        "kernels",  # `doctor`, to name what they run on
+        "kernels",  # `doctor` names what they run on
         "parent_death",
         "passed_errors",
         "precision",
@@ -539,7 +540,7 @@ MAY_IMPORT = {
     },
     "__main__": {"cli"},
 }
-# Processes that share the rest of `serving`, and not each other.
+# Processes that share the rest of `serving`, but do not import each other.
 APART = {
     "serving": {"serving.instance", "serving.openai", "serving.supervisor"},
     "serving.instance": {"serving.openai", "serving.supervisor"},
@@ -559,7 +560,7 @@ ONLY_IN = {
     "fastapi": {"serving.openai"},
     "starlette": {"serving.openai"},
     "uvicorn": {"serving.openai"},
-    "triton_python_backend_utils": set(),  # backend/model.py alone
+    "triton_python_backend_utils": set(),  # backend/model.py only
 }
 
 
@@ -599,7 +600,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def level_of(module: str, levels: dict[str, set[str]]) -> str:
-    """The longest level that is the module or one of its parents."""
+    """Returns the longest level that is the module or one of its parents."""
     fits = [name for name in levels if module == name or module.startswith(name + ".")]
     return max(fits, key=len) if fits else module.split(".")[0]
 

@@ -1,4 +1,4 @@
-"""Packing: everything is there once, in order, and nothing else."""
+"""Packing: every token is there once, in order, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for GPUs are built for a GPU that is here, and a build or a machine without says so."""
+"""GPU kernels are built for a GPU of this machine; a build or a machine without one is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words for devices, for operators and for callers."""
+"""The names of devices, for operators and for callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of errors."""
+"""The messages of errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_flags_and_null_of_a_request_are_shown_as_json_has_them() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_is_the_same_in_another_process(error: FusewireError) -> None:
-    """A pool of processes (multiprocessing) waits for ever for a result that it cannot unpickle."""
+    """A process pool (multiprocessing) waits forever for a result that it cannot unpickle."""
     for twin in (pickle.loads(pickle.dumps(error)), copy(error)):
         assert type(twin) is type(error)
         assert str(twin) == str(error)

@@ -1,6 +1,7 @@
-"""Models by their id, from a stand-in of the hub: pinned, cached, offline, only what is needed.
+"""Models by their id, from a stand-in of the hub: pinned, cached, offline, and only the needed
+files.
 
-The library reads its environment once, so each call is a process of its own.
+The library reads its environment once, so each call has its own process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.hub_stand_in import TOKEN, Hub, stand_in
 
 
 def files(*names: str) -> dict[str, bytes]:
-    """Each with its own content: the cache holds equal files once."""
+    """Returns files with different contents: the cache stores equal files once."""
     return {name: f"content of {name}".encode() for name in names}
 
 
@@ -75,7 +76,7 @@ except FusewireError as error:
 
 
 class Caller:
-    """Calls model_folder where the stand-in is the hub and the cache is the test's own."""
+    """Calls model_folder with the stand-in as the hub and the test's own cache."""
 
     def __init__(self, hub: Hub, home: Path) -> None:
         self.hub = hub
@@ -266,7 +267,7 @@ def test_a_transfer_that_broke_off_is_continued(call: Caller) -> None:
     weights = bytes(range(256)) * (24 << 12)  # the library writes pieces of 10 MiB
     call.hub.commit("owner/tiny", MODEL | {"model.safetensors": weights})
     call.hub.break_off_after = 21 << 20
-    call.ended("owner/tiny")  # older versions of the library end here, newer ones try again
+    call.ended("owner/tiny")  # older versions of the library fail here, newer ones retry
     folder = call.folder("owner/tiny")
     assert (folder / "model.safetensors").read_bytes() == weights
     assert call.hub.ranges == [f"bytes={20 << 20}-"]

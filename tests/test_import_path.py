@@ -1,4 +1,4 @@
-"""Other processes import what this one does."""
+"""Other processes import the same modules as this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/models.md states what the registry has, what the tests cover, and what is fetched."""
+"""docs/models.md matches the registry, the tests, and the files that are downloaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
 
 
 def table(heading: str) -> list[list[str]]:
-    """The rows of the table whose first column is so headed."""
+    """Returns the rows of the table whose first column has this heading."""
     lines = iter(PAGE.splitlines())
     next(line for line in lines if line.startswith(f"| {heading} |"))
     next(lines)

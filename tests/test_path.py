@@ -1,4 +1,4 @@
-"""A reader finds the way of a request to embed in the files that CONTRIBUTING names."""
+"""The files that CONTRIBUTING names are the path of a request to embed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
 
 def named() -> list[str]:
-    """The Python files of the path; beside Triton's own, those of the package."""
+    """Returns the Python files of the path: Triton's own, then those of the package."""
     section = CONTRIBUTING.read_text().split("## The path of a request")[1].split("Then in C++")[0]
     return [name for name in re.findall(r"`([\w/]+\.py)`", section) if "tests/" not in name]
 
 
 def called_by_each(role: Role) -> dict[str, set[str]]:
-    """The files of the package that a request calls functions of, and whose each of them calls."""
+    """Returns the files of the package whose functions a request calls, each with the files that it
+    calls."""
     calls: dict[str, set[str]] = defaultdict(set)
 
     def file_of(frame: FrameType | None) -> str | None:
@@ -72,5 +73,5 @@ def test_the_path_of_a_request_is_in_the_files_that_are_named(tmp_path: Path) ->
     assert "serving/instance/role.py" in path
     assert len([first, *path]) <= MOST_FILES
     assert set(path) <= calls.keys()
-    for other in calls.keys() - set(path):  # the path does not lead through what is left out
+    for other in calls.keys() - set(path):  # files that are not named must not be part of the path
         assert not calls[other] & set(path), other

@@ -1,4 +1,5 @@
-"""A model's numbers go to its device in its dtype and come back; what cannot be is said."""
+"""A model's weights are copied to its device in its dtype and back; unsupported ones are
+rejected."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hypothesis.extra import numpy as arrays
 from tests.places import CPU, GPU, TORCH_DTYPES, on_gpu
 
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, max_side=9)
-# Every bit pattern of an fp32 number, NaN, infinities and subnormal ones included.
+# Every bit pattern of fp32, including NaN, infinities and subnormals.
 BITS = arrays.arrays(np.uint32, SHAPES, elements=st.integers(0, 2**32 - 1))
 
 TIES = np.uint32([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0x00008000, 1])

@@ -1,4 +1,5 @@
-"""What a device computes in and stores weights in; what it cannot is refused by name."""
+"""The dtype that a device computes in and the format of its weights; unsupported ones are rejected
+by name."""
 
 from __future__ import annotations
 

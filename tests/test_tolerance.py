@@ -1,4 +1,4 @@
-"""What `allowed_error` lets pass, and what it does not."""
+"""Which errors `allowed_error` accepts, and which it rejects."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tests.places import rounded
 from tests.tolerance import Allowed, allowed_error, roundoff
 
 RNG = np.random.default_rng(0)
-# Of the order of 1, of a thousandth of it, and all zeros.
+# Rows of the order of 1, of a thousandth of it, and of zeros.
 ROWS = RNG.standard_normal((3, 400)) * np.array([[1.0], [1e-3], [0.0]])
 
 
 def once(truth: np.ndarray, dtype: str) -> np.ndarray:
-    """Rounded once."""
+    """Rounds once to the dtype."""
     return rounded(truth.astype(np.float32), dtype).astype(np.float64)
 
 
 def allowed(truth: np.ndarray, dtype: str) -> Allowed:
-    """Where torch rounds once."""
+    """Returns the allowed error where torch rounds once."""
     return allowed_error(truth, once(truth, dtype), dtype, terms=400)
 
 
@@ -48,12 +48,12 @@ def test_twice_the_error_of_torch_is_allowed(dtype: str):
     error = scale * RNG.standard_normal(ROWS[:2].shape)
     bound = allowed_error(ROWS[:2], ROWS[:2] + error, dtype, terms=400)
     assert not bound.excess(ROWS[:2] - 2 * error)
-    # No element is further off than torch's worst, but all of them are.
+    # No element has a larger error than torch's worst, but all of them have such an error.
     assert "root mean square" in bound.excess(ROWS[:2] + 2.5 * scale)
 
 
 def test_narrow_rows_share_their_scale():
-    """One of two numbers may be near zero by chance."""
+    """One of two values may be near zero by chance."""
     truth = np.array([[3.0, -2.0], [1e-6, -1e-6], [1.0, 4.0]])
     bound = allowed_error(truth, truth, "float32", terms=400)
     assert not bound.excess(truth + 1e-7)

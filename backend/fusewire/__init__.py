@@ -1,4 +1,4 @@
-"""fusewire: Transformers straight from Hugging Face folders, without computing a padding token."""
+"""fusewire: Transformers straight from Hugging Face folders, without computing padding tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusewire`, or `python -m fusewire`: the command line, which Ctrl-C ends without a traceback also
+"""The command line: `fusewire`, or `python -m fusewire`. Ctrl-C ends it without a traceback, also
 while it is still being imported."""
 
 from __future__ import annotations

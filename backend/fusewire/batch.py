@@ -1,4 +1,4 @@
-"""Packed batches: real tokens end to end, sequence boundaries beside them, no padding anywhere."""
+"""Packed batches: sequences of tokens end to end, with their boundaries, without padding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """One sequence's tokens: `input_ids` int64 [n], `token_type_ids` int32 [n], n >= 1."""
+    """The tokens of one sequence: `input_ids` int64 [n], `token_type_ids` int32 [n], n >= 1."""
 
     input_ids: NDArray[np.int64]
     token_type_ids: NDArray[np.int32]
@@ -22,7 +22,7 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sequences laid end to end; sequence s owns tokens cu_seqlens[s] to cu_seqlens[s + 1]."""
+    """Sequences packed end to end; sequence s owns tokens cu_seqlens[s] to cu_seqlens[s + 1]."""
 
     input_ids: NDArray[np.int64]  # [tokens]
     token_type_ids: NDArray[np.int32]  # [tokens]
@@ -31,7 +31,8 @@ class Batch:
 
     @staticmethod
     def pack(sequences: Sequences[Sequence]) -> Batch:
-        """Lays sequences end to end, in order. ValueError when there are none or one is empty."""
+        """Packs sequences end to end, in order. Raises ValueError when there are none or one is
+        empty."""
         lengths = [len(sequence) for sequence in sequences]
         if not lengths or min(lengths) == 0:
             raise ValueError(f"sequences: got lengths {lengths}, wanted one or more, each >= 1")
@@ -53,5 +54,5 @@ class Batch:
         return len(self.cu_seqlens) - 1
 
     def rows(self, sequence: int) -> slice:
-        """Where a sequence's tokens stand in every [tokens, ...] array of this batch."""
+        """The rows of a sequence's tokens in every [tokens, ...] array of this batch."""
         return slice(int(self.cu_seqlens[sequence]), int(self.cu_seqlens[sequence + 1]))

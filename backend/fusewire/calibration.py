@@ -1,7 +1,7 @@
-"""Which matrices a quantised model keeps in its dtype: `fusewire import --quantize`.
+"""Chooses the matrices that a quantised model keeps in its dtype: `fusewire import --quantize`.
 
-Each matrix of the layers is quantised alone, and the model's results on the same texts are compared
-with those of the model that has none quantised.
+Each matrix is quantised alone, and the results of the model for a set of texts are compared with
+those of the model without quantisation.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from fusewire.models import (
 from fusewire.placement import Placement
 from fusewire.precision import Precision
 
-MOST_ERROR = 0.05  # of results, relative, that one quantised matrix may cause
+MOST_ERROR = 0.05  # relative error of the results that one quantised matrix may cause
 
 
 @dataclass(frozen=True)
 class CalibratedMatrix:
-    """A matrix [out, in] of a layer or of the vocabulary, several stacked under the first one's
-    name. `error`: of the model's results where it alone is quantised, |quantised - exact| /
-    |exact|, 2-norms over all results. `format`: that it is to be stored in."""
+    """A matrix [out, in] of a layer or of the vocabulary; several matrices that are stacked have
+    the name of the first. `error`: relative error of the model's results where this matrix alone is
+    quantised, |quantised - exact| / |exact|, with 2-norms over all results. `format`: the format
+    that it is to be stored in."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,14 +51,15 @@ class CalibratedMatrix:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`error`: as a matrix's, where all are stored as `matrices` says."""
+    """The result of a calibration. `error`: as that of a matrix, where every matrix is stored as
+    `matrices` says."""
 
     matrices: tuple[CalibratedMatrix, ...]
     quantize: str
     error: float
     texts: int
     tokens: int
-    skipped: list[str]  # names of those that are left as they are
+    skipped: list[str]  # names of the matrices that are not quantised
 
 
 def calibrate(
@@ -71,21 +73,22 @@ def calibrate(
     most_error: float = MOST_ERROR,
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Measures a folder that is served for `task` on `device`.
+    """Measures the quantisation error of each matrix of a folder that is served for `task` on
+    `device`.
 
-    It is measured on the CPU; for a GPU beside fp32, and without tables of words, language-model
-    heads and 4-bit matrices, which a GPU leaves as they are. Takes a forward pass for each matrix,
-    and the memory of the model in both formats.
+    It is always measured on the CPU. For a GPU the reference is fp32, and token embeddings,
+    language-model heads and 4-bit matrices are left out, since a GPU does not quantise them. Takes
+    a forward pass for each matrix, and the memory of the model in both formats.
 
     Args:
-        file: Texts, one a line; without it random ids (`calibration_texts`).
+        file: Texts, one per line; without it random ids (`calibration_texts`).
         most_error: A matrix that causes a larger error, or one that is NaN, is left in `dtype`, or
-            in 4 bits if the folder has it so.
-        done: Gets the number of matrices measured, and of all.
+            in 4 bits if the folder has it in 4 bits.
+        done: Called with the number of matrices measured so far, and of all.
 
     Raises:
-        ConfigurationError: A model of speech, or of images, whose towers have matrices of the same
-            names.
+        ConfigurationError: A model of speech, or one of images, whose towers have matrices of the
+            same names.
         CheckpointError: The model's own results are NaN or infinite.
     """
     config = read_config(folder)
@@ -107,7 +110,7 @@ def calibrate(
     exact = load()
     texts = _texts(exact, folder, file)
     truth = _results(exact, texts)
-    if not np.isfinite(truth).all():  # no error would be a number
+    if not np.isfinite(truth).all():  # every error would be NaN
         raise CheckpointError(
             f"{folder.name}: got results that are NaN or infinite before a matrix is quantised, "
             "wanted finite ones to compare with; correct the weights, or give texts that the model "
@@ -136,13 +139,13 @@ def calibrate(
 
 
 class _Trials(Placement):
-    """A placement for models that differ only in which matrices are `quantized`: packs each matrix
-    once per format."""
+    """A Placement for models that differ only in which matrices are `quantized`. It packs each
+    matrix once per format."""
 
     def __init__(self, device: str, dtype: str, quantize: str) -> None:
         super().__init__(device, dtype, quantize)
         self.quantized: frozenset[str] = frozenset()
-        # Matrices that can be quantised: shape, format then, and format else (None: the dtype).
+        # Matrices that can be quantised: shape, format if quantised, format if not (None: dtype).
         self.found: dict[str, tuple[tuple[int, ...], str, str | None]] = {}
         self.takes_vocabulary = True
         self.takes_int4 = True
@@ -169,13 +172,14 @@ class _Trials(Placement):
 
 
 def _results(model: DecoderModel | EncoderModel, texts: Sequence[Ids]) -> NDArray[np.float32]:
-    """Hidden states of an encoder [tokens, hidden], logits behind each text [texts, vocabulary]
-    of what generates; that which an encoder-decoder model has read and then begun is the same."""
+    """Returns the hidden states of an encoder [tokens, hidden], or the logits behind each text
+    [texts, vocabulary] of a model that generates. An encoder-decoder model gets each text as its
+    source and, shifted by one token, as the beginning of its target."""
     if isinstance(model, EncoderModel):
         rows = [TokenSequence(ids, np.zeros(ids.size, np.int32)) for ids in texts]
         return model.place.numpy(model.encode(Batch.pack(rows))).copy()
     sources: list[Ids] = []
-    if isinstance(model, Seq2SeqModel):  # as long as what it has begun
+    if isinstance(model, Seq2SeqModel):  # sources and targets have the same lengths
         sources, first = list(texts), [model.decoder_start_token_id]
         texts = [np.append(first, ids[:-1] % model.vocab_size) for ids in sources]
     return PagedTexts(model, [ids.size for ids in texts], sources).step(texts, 1)

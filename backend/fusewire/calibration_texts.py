@@ -1,4 +1,4 @@
-"""The texts that a model is measured with before it is quantised."""
+"""The texts that a model's quantisation error is measured with."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fusewire.errors import ConfigurationError
 from fusewire.text.tokenizer import Tokenizer
 
 MOST_TEXTS = 64
-MOST_TOKENS = 128  # of a text
-_LONGEST_LINE = 1 << 14  # characters that are read of a line
+MOST_TOKENS = 128  # per text
+_LONGEST_LINE = 1 << 14  # characters that are read per line
 
 Ids = NDArray[np.int64]
 
@@ -23,10 +23,10 @@ Ids = NDArray[np.int64]
 def calibration_texts(
     folder: Path, file: Path | None, max_length: int, vocab_size: int
 ) -> list[Ids]:
-    """The ids of the first MOST_TEXTS lines of `file` that are not empty, by the tokenizer of the
-    model in `folder`; without a file random ids in 0..vocab_size - 1, of random lengths. Each has
-    MOST_TOKENS or `max_length` tokens at most. ConfigurationError for a file without texts, or
-    whose bytes are no UTF-8."""
+    """Returns the token ids of the first MOST_TEXTS lines of `file` that are not empty, encoded by
+    the tokenizer of the model in `folder`; without a file, random ids in 0..vocab_size - 1, of
+    random lengths. Each text has at most MOST_TOKENS and at most `max_length` tokens. Raises
+    ConfigurationError for a file without texts, or one that is not UTF-8."""
     longest = min(MOST_TOKENS, max_length)
     if file is None:
         random = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def calibration_texts(
 
 
 def _beginnings(file: TextIO) -> Iterator[str]:
-    """The beginning of each line, as far as it is read."""
+    """Yields the beginning of each line, up to _LONGEST_LINE characters."""
     while line := file.readline(_LONGEST_LINE):
         yield line
         while line and not line.endswith("\n"):

@@ -1,4 +1,4 @@
-"""Devices in people's words, and those that this build and machine have."""
+"""Names of devices as users write them, and the devices that this build and machine have."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def gpus_of(device: str) -> tuple[int, ...]:
-    """The GPUs that an operator means, none for the CPU. ConfigurationError for other words.
-
-    `auto` is the first GPU where this build and machine have one, else the CPU.
-    """
+    """Returns the GPUs that the setting `device` names, none for the CPU. `auto` is the first GPU
+    if this build and machine have one, else the CPU. Raises ConfigurationError for any other
+    word."""
     gpus = _meant(device)
     if gpus is None:
         raise _unknown(device, "auto, cpu, cuda, cuda:0 to cuda:9, or several as cuda:0,1")
@@ -23,8 +22,8 @@ def gpus_of(device: str) -> tuple[int, ...]:
 
 
 def one_device(device: Any) -> str:
-    """The one device that a caller means, `cpu` or `cuda:<index>`: a word as for `gpus_of`, or a
-    torch.device. ConfigurationError for anything else, several GPUs included."""
+    """Returns the name of one device, `cpu` or `cuda:<index>`. `device` is a word as for `gpus_of`,
+    or a torch.device. Raises ConfigurationError for anything else, including several GPUs."""
     word = _torch_word(device) if _is_torch_device(device) else device
     gpus = _meant(word) if isinstance(word, str) else None
     if gpus is None or len(gpus) > 1:
@@ -33,7 +32,7 @@ def one_device(device: Any) -> str:
 
 
 def found() -> list[int]:
-    """The GPUs that this build and machine have."""
+    """Returns the indices of the GPUs that this build and machine have."""
     from fusewire import kernels
 
     names = [name for name, _ in kernels.devices()]
@@ -47,7 +46,7 @@ def cuda_built() -> bool:
 
 
 def described() -> str:
-    """A description of this machine's GPUs, and those that this build cannot use."""
+    """Describes the GPUs of this machine, and says where this build cannot use them."""
     if not cuda_built():
         if _DRIVER.exists():
             return (
@@ -62,7 +61,7 @@ def described() -> str:
 
 
 def _meant(device: str) -> tuple[int, ...] | None:
-    """The GPUs that a word names, none for the CPU, None for a word that is not one of ours."""
+    """Returns the GPUs that a word names: none for the CPU, None for an unknown word."""
     if device == "cpu":
         return ()
     if device == "auto":

@@ -1,7 +1,7 @@
-"""Every exception fusewire raises on purpose: the kinds, and the status that each is answered with.
+"""All exceptions that fusewire raises deliberately: their kinds, and the status of each.
 
-The serving layer passes the text through unchanged, so a message must stand alone: what, got,
-wanted, remedy. It never carries a traceback. Programs decide by the kind, never by the words.
+The serving layer passes the text on unchanged, so a message has to be complete: what, got, wanted,
+remedy. It never contains a traceback. Code decides by the kind, never by the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _LONGEST_VALUE = 80
 
 
 def shown(value: object) -> str:
-    """A value of a configuration as messages quote it: JSON nests deeper than repr can follow."""
+    """Returns a value of a configuration as messages quote it. JSON may be nested deeper than repr
+    can recurse."""
     try:
         text = repr(value)
     except RecursionError:
@@ -23,20 +24,22 @@ def shown(value: object) -> str:
 
 
 def sent(value: object) -> str:
-    """A value of a request as messages quote it: flags and null as JSON spells them."""
+    """Returns a value of a request as messages quote it, with booleans and null spelt as in
+    JSON."""
     if value is None or isinstance(value, bool):
         return _JSON_WORDS[value]
     return repr(value)[:_LONGEST_VALUE]
 
 
 def type_name(value: object, none: str = "None") -> str:
-    """The type of a value as messages name it. `none`: how None was written, null in JSON."""
+    """Returns the name of a value's type for messages. `none`: how None was written (null in
+    JSON)."""
     return none if value is None else type(value).__name__
 
 
 def counted(number: int, things: str) -> str:
-    """A number with its noun, as messages say it: `1 text`, `2 texts`. `things`: the plural, with
-    an s."""
+    """Returns a number with its noun: `1 text`, `2 texts`. `things`: the plural, which ends in
+    s."""
     return f"{number} {things if number != 1 else things.removesuffix('s')}"
 
 
@@ -45,130 +48,134 @@ _JSON_TYPES = {dict: "object", list: "list", str: "string", int: "number", float
 
 
 def json_type(value: object) -> str:
-    """A value of JSON as messages name it."""
+    """Returns the type of a JSON value for messages; null, true and false are named by
+    themselves."""
     if value is None or isinstance(value, bool):
         return _JSON_WORDS[value]
     return f"a JSON {_JSON_TYPES[type(value)]}"
 
 
 class FusewireError(Exception):
-    """Base of all errors that fusewire raises deliberately. One that several requests get is copied
-    for each: an error collects the tracebacks of all who raise it."""
+    """Base class of all errors that fusewire raises deliberately. An error that several requests
+    receive has to be copied for each, since an exception collects a traceback from every raise."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copied and pickled by its message: the arguments of its kind are not kept."""
+        """Copies and pickles the error by its message; the arguments of its constructor are not
+        kept."""
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class InvalidInput(FusewireError):
-    """A request's fault: answered with INVALID_ARG, the other requests are not disturbed."""
+    """The request is at fault: it is answered with INVALID_ARG, other requests are not affected."""
 
     def __init__(self, field: str, got: object, wanted: str, remedy: str) -> None:
         self.field = field
-        # Lists of a request are kept as tuples.
+        # Lists in requests are stored as tuples.
         got = list(got) if isinstance(got, tuple) else got
         self.got = sent(got) if isinstance(got, bool) else got
         self.wanted, self.remedy = wanted, remedy
-        # A field may be a name that the client made up: of any length, with any characters.
+        # A client may send any field name: of any length, with any characters.
         plain = field.isascii() and field.isidentifier() and len(field) <= _LONGEST_NAME
         shown = field if plain else repr(field[:_LONGEST_NAME])
         super().__init__(f"{shown}: got {self.got}, wanted {wanted}; {remedy}")
 
     def in_row(self, row: int) -> InvalidInput:
-        """The same error, of one of a request's rows."""
+        """Returns the same error with the number of the row of the request that caused it."""
         return InvalidInput(self.field, f"{self.got} in row {row}", self.wanted, self.remedy)
 
     def at(self, where: str) -> Self:
-        """The same error, of one of several inputs: `where` says of which."""
+        """Returns the same error for one of several inputs; `where` names that input."""
         twin = copy(self)
         twin.args = (f"{where}: {self}",)
         return twin
 
 
 class Unavailable(FusewireError):
-    """Nobody's fault: a request cannot be answered now. The same request may succeed later, or on
-    another server."""
+    """The request cannot be answered now, and is not at fault. It may succeed later, or on another
+    server."""
 
-    reason = "server"  # of rejections, on the metrics page
+    reason = "server"  # label of the metric that counts rejections
 
 
 class QueueFull(Unavailable):
-    """As many requests wait as may: answered at once."""
+    """The queue holds as many requests as it may: the request is rejected at once."""
 
     reason = "queue"
-    retry_after_s = 1.0  # a full queue has moved on by then: a step takes milliseconds
+    retry_after_s = 1.0  # by then a full queue has room again: a step takes milliseconds
 
 
 class Overloaded(QueueFull):
-    """By the predicted cost of what waits, a request would be answered too late: refused at once,
-    before it is tokenised."""
+    """By the predicted cost of the requests in the queue, the request would be answered too late.
+    It is rejected at once, before it is tokenised."""
 
     reason = "overload"
 
     def __init__(self, message: str, retry_after_s: float) -> None:
-        """`retry_after_s`: by then what waits now is computed. It ends the text: KServe's
-        transports carry nothing else, and `fusewire_client` reads it there."""
+        """`retry_after_s`: seconds until the requests that wait now are computed. It is at the end
+        of the text, where `fusewire_client` reads it: KServe's transports carry nothing else."""
         super().__init__(f"{message}; try again in {max(retry_after_s, 0.1):.1f} s")
         self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(Unavailable):
-    """The request's own time passed, or would pass: Triton's `timeout`, `timeout_seconds`, or the
-    model's `slo_ms`."""
+    """The request's deadline has passed, or would pass: Triton's `timeout`, `timeout_seconds`, or
+    the model's `slo_ms`."""
 
     reason = "deadline"
 
 
 class Cancelled(FusewireError):
-    """Its client has left, and no answer is computed."""
+    """The client has disconnected or cancelled the request, and no answer is computed."""
 
 
 class ComputeFailed(FusewireError):
-    """The server's fault while computing an answer: a defect, or a device that failed."""
+    """The server failed while it computed an answer: a defect, or a device that failed."""
 
 
 class OutOfMemory(ComputeFailed):
-    """No memory left to compute the answer in."""
+    """There is not enough memory to compute the answer."""
 
 
 class CheckpointError(FusewireError):
-    """A model folder's fault: missing, damaged, hostile or unsupported files."""
+    """The model folder is at fault: missing, damaged, malicious or unsupported files."""
 
 
 class ConfigurationError(FusewireError):
-    """An operator's fault: an unknown, ill-typed or contradictory setting."""
+    """The configuration is at fault: an unknown setting, one of a wrong type, or contradictory
+    ones."""
 
 
 class Unsupported(FusewireError, NotImplementedError):
-    """What nobody has written yet: names what does it instead."""
+    """A feature that is not implemented; the message names what to use instead."""
 
     def __init__(self, what: str, got: object, wanted: str, instead: str) -> None:
         super().__init__(f"{what}: got {got}, wanted {wanted}; {instead}")
 
 
 class Status(NamedTuple):
-    """How a kind is answered: `triton` is the name of TritonError's code, `grpc` the status that
-    Triton makes of it, `http` the status of the OpenAI endpoint. Triton lets a backend in Python
-    choose among UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS
-    and CANCELLED, and its HTTP endpoint makes 503 of UNAVAILABLE: there is neither
-    DEADLINE_EXCEEDED nor 429 or 504 on its ports, where the words say which it is."""
+    """The status that a kind of error is answered with: `triton` is the name of TritonError's code,
+    `grpc` the status that Triton derives from it, `http` the status of the OpenAI endpoint. Triton
+    lets a Python backend choose among UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE,
+    UNSUPPORTED, ALREADY_EXISTS and CANCELLED, and its HTTP endpoint maps UNAVAILABLE to 503. So its
+    ports have neither DEADLINE_EXCEEDED nor 429 or 504; there only the text of the message
+    distinguishes them."""
 
     triton: str
     grpc: str
     http: int
 
 
-# The first that a kind is, or is below.
+# The first entry that is the kind or a base class of it applies.
 _STATUS: dict[type[FusewireError], Status] = {
     InvalidInput: Status("INVALID_ARG", "INVALID_ARGUMENT", 400),
     QueueFull: Status("UNAVAILABLE", "UNAVAILABLE", 429),
     DeadlineExceeded: Status("UNAVAILABLE", "UNAVAILABLE", 504),
     Unavailable: Status("UNAVAILABLE", "UNAVAILABLE", 503),
-    Cancelled: Status("CANCELLED", "CANCELLED", 503),  # nobody reads it, unless the server gave up
+    Cancelled: Status("CANCELLED", "CANCELLED", 503),  # only read if the server itself cancelled
     FusewireError: Status("INTERNAL", "INTERNAL", 500),
 }
 
 
 def status_of(kind: type[FusewireError]) -> Status:
-    """How errors of a kind are answered."""
+    """Returns the status that errors of a kind are answered with."""
     return next(status for above, status in _STATUS.items() if issubclass(kind, above))

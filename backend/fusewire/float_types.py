@@ -1,4 +1,4 @@
-"""Numbers on the host in the float types of kernels, of which numpy lacks bfloat16."""
+"""Conversion of host arrays to the float types of kernels; numpy has no bfloat16."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
 
-_PIECE = 1 << 20  # numbers that a thread converts at a time
+_PIECE = 1 << 20  # elements that a thread converts at a time
 
 
 def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[Any]:
-    """Numbers in `dtype` (float32, float16 or bfloat16), rounded to nearest; a bfloat16 as its bits
-    (uint16). Those of a 16-bit array as they are. ConfigurationError, with `name`, if float16
-    cannot hold one of them."""
+    """Returns the values in `dtype` (float32, float16 or bfloat16), rounded to nearest even;
+    bfloat16 as its bits (uint16). A 16-bit array is returned unchanged. Raises ConfigurationError,
+    with `name`, if a value overflows float16."""
     if array.dtype in (np.float16, np.uint16):
         return np.ascontiguousarray(array)
     array = np.ascontiguousarray(array, np.float32)
@@ -30,7 +30,7 @@ def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[
     if flat.size <= _PIECE:
         beyond = convert(flat, rounded)
     else:
-        # numpy converts without the interpreter's lock: gigabytes of a large model take every core.
+        # numpy releases the GIL while it converts, so large models are converted on all cores.
         pieces = [slice(begin, begin + _PIECE) for begin in range(0, flat.size, _PIECE)]
         with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1)) as threads:
             beyond = max(threads.map(lambda at: convert(flat[at], rounded[at]), pieces))
@@ -43,7 +43,7 @@ def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[
 
 
 def widened(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """What `converted` gave, in fp32; other arrays as they are."""
+    """Returns a result of `converted` in fp32; other arrays unchanged."""
     if dtype == "float16":
         return array.astype(np.float32)
     if dtype == "bfloat16":
@@ -52,7 +52,7 @@ def widened(array: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def _to_float16(array: NDArray[np.float32], out: NDArray[Any]) -> float:
-    """The largest value that became infinite, or 0."""
+    """Returns the largest magnitude that overflowed to infinity, or 0."""
     with np.errstate(over="ignore"):
         out[:] = array
     beyond = np.isinf(out) & np.isfinite(array)
@@ -60,7 +60,8 @@ def _to_float16(array: NDArray[np.float32], out: NDArray[Any]) -> float:
 
 
 def _to_bfloat16(array: NDArray[np.float32], out: NDArray[Any]) -> float:
-    """Round to nearest even, as the bits of a bfloat16; NaN stays NaN. 0: nothing is too large."""
+    """Rounds to nearest even and writes the bits of the bfloat16 values; NaN stays NaN. Returns 0:
+    no overflow is reported."""
     bits = array.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     rounded[np.isnan(array)] = 0x7FC0

@@ -1,7 +1,7 @@
-"""A model is a folder, or a Hugging Face id whose files are fetched into the standard cache.
+"""A model is a folder, or a Hugging Face id whose files are downloaded into the standard cache.
 
-huggingface_hub does the work, so its environment variables hold: HF_HOME and HF_HUB_CACHE (where
-the cache is), HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE. Only files that are read are fetched: no
+huggingface_hub downloads, so its environment variables apply: HF_HOME and HF_HUB_CACHE (location of
+the cache), HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE. Only files that are read are downloaded: no
 pickles, no Python, no weights of other frameworks.
 """
 
@@ -22,7 +22,7 @@ from fusewire.weights.formats import CONFIG, INDEX, WEIGHTS, not_a_model
 
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
-# All that is read but the model's weights. Patterns, whose * matches / too.
+# All files that are read, except for the model's weights. In these patterns * also matches /.
 DESCRIPTIONS = (
     CONFIG,
     "generation_config.json",
@@ -45,18 +45,18 @@ DESCRIPTIONS = (
     "sentence_bert_config.json",
     INDEX,
     "[0-9]*_*/config.json",  # modules of sentence-transformers: 1_Pooling/config.json
-    "[0-9]*_Dense/model.safetensors",  # small, beside the model's
+    "[0-9]*_Dense/model.safetensors",  # small compared with the model's weights
 )
 
 
 def model_folder(model: str | Path, *, revision: str | None = None) -> Path:
-    """The folder of a model: `model` itself where that path exists; of an id on Hugging Face
-    (`name`, `owner/name`, `owner/name@revision`) the snapshot in the cache, fetched where it is
-    not there yet. A Path is never an id.
+    """Returns the folder of a model: `model` itself if that path exists; for an id on Hugging Face
+    (`name`, `owner/name`, `owner/name@revision`) the snapshot in the cache, downloaded if it is not
+    there yet. A Path is never taken as an id.
 
-    `revision`: a branch, tag or commit; all files are of the one commit that it means. Raises
+    `revision`: a branch, tag or commit; all files are of the one commit that it resolves to. Raises
     CheckpointError for a path or a model that does not exist, ConfigurationError where the model
-    cannot be fetched: no huggingface_hub, no network, no access, no room.
+    cannot be downloaded: no huggingface_hub, no network, no access, no disk space.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise ConfigurationError(
@@ -92,7 +92,7 @@ def model_folder(model: str | Path, *, revision: str | None = None) -> Path:
 
 
 def described() -> str:
-    """How this machine fetches models: for `doctor`."""
+    """Describes how this machine downloads models, for `doctor`."""
     try:
         import huggingface_hub
         from huggingface_hub import constants
@@ -130,7 +130,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
     folder = fetched(revision, DESCRIPTIONS)
     if not (folder / CONFIG).exists():
         raise nothing_to_serve(folder)
-    try:  # before gigabytes are fetched in vain
+    try:  # check before gigabytes of weights are downloaded
         check_config(read_config(folder))
     except CheckpointError as error:
         raise CheckpointError(f"{model}: {error}") from None
@@ -142,7 +142,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
 
 
 def _weights(folder: Path) -> list[str]:
-    """The shards that the index names, or the one file."""
+    """Returns the names of the shards in the index, or of the single weight file."""
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return [WEIGHTS]
     weight_map = (read_json(folder, INDEX) or {}).get("weight_map")

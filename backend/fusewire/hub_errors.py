@@ -1,4 +1,5 @@
-"""huggingface_hub's exceptions in our words. Its own text stays out: it may quote signed URLs."""
+"""Translates exceptions of huggingface_hub. Its own text is not shown: it may contain signed
+URLs."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ _LOGIN = "set HF_TOKEN to a token that may read it, or log in with `hf auth logi
 
 @contextmanager
 def translated(model: str, revision: str | None, files: Sequence[str]) -> Iterator[None]:
-    """Raises what goes wrong while `files` (patterns) of `model` are fetched, as an error of
-    ours."""
+    """Re-raises any exception while `files` (patterns) of `model` are downloaded as a
+    FusewireError."""
     try:
         yield
     except FusewireError:
         raise
-    except Exception as error:  # those of the HTTP client differ from version to version
+    except Exception as error:  # exceptions of the HTTP client differ between versions
         raise _in_words(model, revision, files, error) from None
 
 
@@ -30,7 +31,7 @@ def _in_words(
 ) -> FusewireError:
     from huggingface_hub import constants, errors
 
-    if isinstance(error, errors.LocalEntryNotFoundError):  # what made it look in the cache
+    if isinstance(error, errors.LocalEntryNotFoundError):  # its cause is why the cache was used
         cause = error.__cause__
         error = cause if isinstance(cause, errors.HfHubHTTPError) else error
     page = f"{constants.ENDPOINT}/{model}"
@@ -92,8 +93,8 @@ def _in_words(
 
 
 def _missing(model: str, files: Sequence[str], error: Exception) -> list[str]:
-    """The files that the cached snapshot lacks, where the library knows."""
-    snapshot = getattr(error, "snapshot_path", None)  # newer versions name it
+    """Returns the files that the cached snapshot lacks, if this version of the library tells."""
+    snapshot = getattr(error, "snapshot_path", None)  # only newer versions have it
     if snapshot is None:
         return []
     from huggingface_hub import get_cached_repo_tree

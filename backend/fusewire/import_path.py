@@ -1,4 +1,4 @@
-"""Where a process that is started anew imports from."""
+"""The import path for a new Python process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import fusewire
 
 
 def import_path() -> list[str]:
-    """The absolute folders that this process imports from, in order. That of this fusewire is among
-    them, though it was found in the working folder."""
+    """Returns the absolute folders that this process imports from, in order. They include the
+    folder of this fusewire, even where it was found through the working directory."""
     paths = [Path(path).absolute() for path in sys.path if path]
     own = Path(fusewire.__file__).absolute().parent.parent
     if own not in paths:

@@ -1,4 +1,4 @@
-"""Called like the Hugging Face model, faster: padded tensors in, padded tensors out.
+"""Encoders that are called like the Hugging Face model: padded tensors in, padded tensors out.
 
     model = fusewire.load("path/to/folder")            # or fusewire.from_torch(hf_model)
     output = model(**tokenizer(texts, padding=True, return_tensors="pt"))
@@ -33,10 +33,10 @@ from fusewire.placement import Placement
 
 
 class Encoder:
-    """An encoder with the call and the result names of its Hugging Face class.
+    """An encoder that is called like its Hugging Face class and has the same names of results.
 
-    Serves one caller at a time. `config` is the dictionary of config.json, `model` the
-    EncoderModel that computes.
+    Serves one caller at a time. `config` is the dictionary of config.json, `model` the EncoderModel
+    that computes.
     """
 
     def __init__(self, model: EncoderModel, task: str) -> None:
@@ -48,10 +48,10 @@ class Encoder:
     def __call__(
         self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None
     ) -> ModelOutput:
-        """Runs [batch, length] integer arrays or tensors; the result is of the same kind.
+        """Runs [batch, length] integer arrays or tensors; the results are of the same kind.
 
-        `attention_mask` is 1 where there is a token, 0 where there is padding (on any side: the
-        result is that of the sequence alone). Raises InvalidInput naming the argument at fault.
+        `attention_mask` is 1 for tokens and 0 for padding, on any side: the result of a sequence
+        does not depend on its padding. Raises InvalidInput with the name of the wrong argument.
         """
         ids = integers("input_ids", input_ids)
         if ids.ndim != 2 or ids.size == 0:
@@ -83,7 +83,7 @@ class Encoder:
         return ModelOutput(padded)
 
     def _run(self, batch: Batch) -> dict[str, tuple[NDArray[np.float32], bool]]:
-        """Result name -> (packed values, whether there is a row for each token)."""
+        """Returns result name -> (packed values, whether they have one row per token)."""
         model = self.model
         hidden = model.encode(batch)
         if self.task in ("embed", "hidden"):
@@ -139,11 +139,11 @@ def load(
         device: `cpu`, `cuda` (the first GPU), `cuda:<index>`, `auto` (the first GPU where there is
             one, else the CPU) or a torch.device.
         dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU, or
-            bfloat16 for models whose numbers outgrow that (T5). `bfloat16` on the CPU: of the
-            matrices alone.
-        quantize: Format of the matrices of the model's layers: `none` (that of `dtype`), `int8`,
-            on Hopper GPUs `fp8`.
-        quantize_skip: Names of matrices that `quantize` leaves.
+            bfloat16 for models whose hidden states overflow float16 (T5). On the CPU `bfloat16` is
+            the storage format of the matrices only, and the computation is in float32.
+        quantize: Format of the weight matrices of the model's layers: `none` (that of `dtype`),
+            `int8`, on Hopper GPUs `fp8`.
+        quantize_skip: Names of matrices that are not quantised.
         revision: Branch, tag or commit of a Hugging Face id.
 
     Raises:
@@ -157,7 +157,7 @@ def load(
     place = Placement(device, dtype, quantize, quantize_skip)
     folder = model_folder(folder_or_model, revision=revision)
     config = read_config(folder)
-    check_kind(config, ["Embedder"])  # reads texts, too
+    check_kind(config, ["Embedder"])  # an Embedder reads the same kinds of models
     task = _encoders(task or tasks_of(config))
     model = load_model(folder, task, place, pooler=True)
     place.check_skipped()
@@ -173,10 +173,10 @@ def from_torch(
     quantize: str = "none",
     quantize_skip: Collection[str] = (),
 ) -> Encoder:
-    """Takes over a live transformers module: its configuration and its weights as they are now.
+    """Builds an encoder from a live transformers module: its configuration and its current weights.
 
-    Embedding tables in fp32 on the CPU stay shared with the module, matrices are packed anew: call
-    again after the module's weights change.
+    Embedding tables in fp32 on the CPU are shared with the module, matrices are packed into new
+    memory: call this again after the module's weights have changed.
     """
     place = Placement(device, dtype, quantize, quantize_skip)
     config: Any = getattr(hf_model, "config", None)

@@ -1,4 +1,4 @@
-"""The kernel library's Python face; the one module that imports the compiled `_C`."""
+"""The Python interface of the kernel library; the only module that imports the compiled `_C`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opens a folder: which class, by the kind of its model and by the head that it has."""
+"""Which class opens a model folder, by the kind of its model and by its head."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _OPENED: dict[str, tuple[str, tuple[str, ...]]] = {
     "decoder": ("writes texts", ("LLM",)),
     "encoder-decoder": ("writes texts", ("LLM", "Embedder")),
     "images": ("reads images", _OF_IMAGES),
-    "speech": ("writes what is said in sound", ("Transcriber",)),
+    "speech": ("transcribes speech", ("Transcriber",)),
 }
 # Task that needs a head -> what the head does.
 _HEADS = {"classify": "labels texts", "label": "labels images"}
-# Kind of model, and the task that its folder was made for -> what opens that.
+# Kind of model, and the task that its folder was made for -> the classes that open it.
 _OF_TASK = {
     ("encoder", "embed"): "Embedder",
     ("encoder", "classify"): "Classifier or Reranker",
@@ -31,9 +31,9 @@ _OF_TASK = {
 
 
 def folder_for(opener: type, model: str | Path, revision: str | None) -> Path:
-    """The folder of `model` that a class opens, for its `_task` where it has one; CheckpointError
-    names the classes that open a model of another kind, or one that was made for another task. What
-    nothing opens is refused where it is loaded."""
+    """Returns the folder of `model` for a class that opens it, for its `_task` if it has one.
+    Raises CheckpointError, with the classes to use instead, for a model of another kind, or one
+    that was trained for another task. A model that no class opens is refused when it is loaded."""
     folder = model_folder(model, revision=revision)
     config = read_config(folder)
     check_kind(config, {each.__name__ for each in opener.__mro__})
@@ -42,7 +42,7 @@ def folder_for(opener: type, model: str | Path, revision: str | None) -> Path:
 
 
 def check_kind(config: Mapping[str, Any], openers: Collection[str]) -> None:
-    """CheckpointError where none of these classes opens models of this config.json's kind."""
+    """Raises CheckpointError if none of these classes opens models of this config.json's kind."""
     kind = model_kind(config)
     if kind is None:
         return
@@ -56,17 +56,18 @@ def check_kind(config: Mapping[str, Any], openers: Collection[str]) -> None:
 
 
 def _check_head(folder: Path, config: Mapping[str, Any], task: str) -> None:
-    """CheckpointError where the folder has no head for the task, and was made for another."""
+    """Raises CheckpointError if the folder has no head for the task and was made for another
+    one."""
     kind = model_kind(config)
     if task not in _HEADS or kind is None:
         return
     try:
         own = tasks_of(config)
-    except CheckpointError:  # of no class that is known: the weights tell
+    except CheckpointError:  # the class is not known: loading the weights tells
         return
     if own == task:
         return
-    if kind == "encoder":  # whose weights may have the head all the same
+    if kind == "encoder":  # its weights may have the head even so
         try:
             check_folder(folder, task)
             return

@@ -1,4 +1,4 @@
-"""Padded arrays at the Python interface: numpy or torch in, checked; packed values padded again."""
+"""Padded arrays of the Python interface: checks numpy or torch inputs, and pads packed results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusewire.errors import InvalidInput
 
 
 class ModelOutput(dict[str, Any]):
-    """Named results, as transformers returns them: by attribute, by name, or by position."""
+    """Named results as transformers returns them: accessed by attribute, by name, or by index."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -27,12 +27,13 @@ class ModelOutput(dict[str, Any]):
 
 
 def is_torch(value: Any) -> bool:
-    """Whether it is a torch tensor; does not import torch."""
+    """Returns whether the value is a torch tensor, without importing torch."""
     return any((c.__module__, c.__name__) == ("torch", "Tensor") for c in type(value).__mro__)
 
 
 def integers(name: str, value: Any) -> NDArray[np.int64]:
-    """Any integer array or tensor as int64; InvalidInput naming it otherwise."""
+    """Returns any integer array or tensor as int64. Raises InvalidInput, with its name, for
+    others."""
     try:
         array: NDArray[Any] = np.asarray(value.detach().cpu().numpy() if is_torch(value) else value)
     except ValueError:
@@ -44,7 +45,7 @@ def integers(name: str, value: Any) -> NDArray[np.int64]:
 
 
 def token_mask(attention_mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """True where there is a token (everywhere without a mask); InvalidInput if it does not fit."""
+    """Returns True for tokens, everywhere without a mask. Raises InvalidInput for a wrong mask."""
     if attention_mask is None:
         return np.ones(shape, np.bool_)
     if is_torch(attention_mask):
@@ -68,7 +69,8 @@ def token_mask(attention_mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]
 
 
 def unpack(packed: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
-    """Packed rows back to where the mask has them, zeros elsewhere: [batch, length, ...]."""
+    """Returns packed rows at the positions that the mask selects, zeros elsewhere: [batch, length,
+    ...]."""
     padded = np.zeros((*mask.shape, *packed.shape[1:]), packed.dtype)
     padded[mask] = packed
     return padded

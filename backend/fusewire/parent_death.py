@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""Child processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Lets the kernel kill this process when `parent`, the process id of who started it, ends; more
-    exactly, when the thread that started it does. Ends it at once if that was before."""
+    """Asks the Linux kernel to kill this process (SIGKILL) when the thread of `parent`, a process
+    id, that started it ends. Exits at once if the parent has already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Errors that pass from one of our processes to another, as JSON values."""
+"""Serialisation of errors as JSON values, to pass them between our processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS: dict[str, type[FusewireError]] = {
 
 
 def as_values(error: FusewireError | OSError) -> dict[str, Any]:
-    """The kind, the text and the attributes of an error; one of the system becomes a
+    """Returns the kind, the text and the attributes of an error; an OSError becomes a
     FusewireError."""
     if isinstance(error, OSError):
         error = FusewireError(f"{error.filename or 'files'}: {error.strerror or error}")
@@ -25,7 +25,8 @@ def as_values(error: FusewireError | OSError) -> dict[str, Any]:
 
 
 def error_of(values: Mapping[str, Any]) -> FusewireError:
-    """The error of these values; KeyError and TypeError where there are none."""
+    """Returns the error that `as_values` described. Raises KeyError or TypeError for other
+    values."""
     kind = _KINDS[values["kind"]]
     error = kind.__new__(kind, values["text"])
     vars(error).update(values["attributes"])

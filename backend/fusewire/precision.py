@@ -1,4 +1,4 @@
-"""What a model computes in and stores its weights in: one choice, checked in one place."""
+"""The data type a model computes in and the formats of its weights, checked in one place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 @dataclass(frozen=True)
 class Precision:
-    """`dtype`: of hidden states and of every sum. `weights`: the format of matrices; `layers`: of
-    those of the layers that are not left out of `quantize`, `vocabulary`: of such that have a row
-    for each token, tables of words and language-model heads, which only CPUs read in int8."""
+    """`dtype`: data type of hidden states and of every sum. `weights`: format of matrices.
+    `layers`: format of the layers' matrices, except for those that are left out of `quantize`.
+    `vocabulary`: format of matrices with a row for each token, token embeddings and language-model
+    heads; only CPUs read these in int8."""
 
     dtype: str
     weights: str
@@ -29,9 +30,9 @@ class Precision:
 
     @staticmethod
     def of(device: str, dtype: str = "auto", quantize: str = "none") -> Precision:
-        """On `device`, cpu or a GPU: "auto" is float32 on the CPU and float16 elsewhere. A CPU
-        computes in float32 always; bfloat16 is there the format of its weights. ConfigurationError
-        for what the device has no kernels for."""
+        """Returns the precision on `device`, cpu or a GPU. "auto" is float32 on the CPU and float16
+        on GPUs. A CPU always computes in float32; there bfloat16 is the format of its weights.
+        Raises ConfigurationError for formats that the device has no kernels for."""
         _check("dtype", dtype, DTYPES)
         _check("quantize", quantize, QUANTIZATIONS)
         on_cpu = device == "cpu"
@@ -58,18 +59,20 @@ class Precision:
 
     @property
     def stores_exactly(self) -> bool:
-        """Whether all weights have the dtype that is computed in."""
+        """Whether all weights are stored in the compute dtype."""
         return self.weights == self.layers == self.dtype
 
     @property
     def described(self) -> str:
-        """As `serve` prints it: `float32`, or with the formats of weights that differ from it."""
+        """The precision as `serve` prints it: `float32`, or with the formats of weights that differ
+        from it."""
         return self.with_weights([self.weights, self.layers])
 
     def with_weights(
         self, formats: Iterable[str], kv_cache_dtype: str = "auto", remark: str = ""
     ) -> str:
-        """As `described`, where weights are stored in these, and keys and values so."""
+        """As `described`, for weights stored in `formats`, and keys and values in
+        `kv_cache_dtype`."""
         stored = " and ".join(each for each in dict.fromkeys(formats) if each != self.dtype)
         parts = [f"{stored} weights"] if stored else []
         if kv_cache_dtype != "auto":
@@ -80,8 +83,8 @@ class Precision:
 
 
 def check_kv_cache_dtype(device: str, dtype: str, kv_cache_dtype: str) -> None:
-    """On `device`, cpu or a GPU, for a model of this `dtype`: ConfigurationError for a cache that
-    it has no kernels for."""
+    """Raises ConfigurationError for a cache format without kernels on `device`, cpu or a GPU, for a
+    model of this `dtype`."""
     _check("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     on_cpu = device == "cpu"
     if kv_cache_dtype == "fp8" and (on_cpu or dtype == "float32"):
@@ -93,8 +96,8 @@ def check_kv_cache_dtype(device: str, dtype: str, kv_cache_dtype: str) -> None:
 
 
 def skipped(given: Any) -> frozenset[str]:
-    """The names of a quantize_skip, a list or with commas between them; ConfigurationError for what
-    is neither."""
+    """Returns the names of a quantize_skip, which is a list or a string separated by commas. Raises
+    ConfigurationError for anything else."""
     listed = given.split(",") if isinstance(given, str) else given
     names = [*listed] if isinstance(listed, Iterable) else [listed]
     wrong = [each for each in names if not isinstance(each, str)]
@@ -107,8 +110,8 @@ def skipped(given: Any) -> frozenset[str]:
 
 
 def check_skipped(skipped: Collection[str], known: Iterable[str]) -> None:
-    """ConfigurationError where quantize_skip names none of the matrices that a model has; those of
-    layers are listed once, with N for their numbers."""
+    """Raises ConfigurationError if quantize_skip has a name that is not a matrix of the model. The
+    message lists matrices of layers once, with N for the index."""
     known = dict.fromkeys(known)
     unknown = sorted(name for name in skipped if name not in known)
     if unknown:

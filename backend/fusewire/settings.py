@@ -1,6 +1,6 @@
-"""Settings of every engine, and those of an encoder's; unknown keys are refused.
+"""Settings of all engines, and those of encoder engines; unknown keys are refused.
 
-Every field is a `parameters` key of config.pbtxt and a command-line flag under the same name; its
+Every field is a `parameters` key of config.pbtxt and a command-line flag of the same name; its
 `group` is the section of the help that lists it. Request parameters override those that
 `fusewire.tasks.parameters` lists for the task.
 """
@@ -22,31 +22,31 @@ ScoreFunction = Literal["none", "sigmoid", "softmax"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Quantize = Literal["none", "int8", "fp8"]
 
-# A request's share of the work, so that one request cannot ask for an answer without bound.
-MOST_CANDIDATES = 1000  # of one mask or question
-MOST_REPLIES = 20_000  # candidates of one request, over all its masks
+# Limits of a single request: without them one request could ask for an unbounded answer.
+MOST_CANDIDATES = 1000  # per mask or question
+MOST_REPLIES = 20_000  # candidates per request, over all its masks
 LONGEST_PROMPT = 1 << 14  # characters before each text
 _MOST_MS = 86_400_000.0  # a day
-MOST_WINDOWS = 1000  # of one request, beyond the first of each text
+MOST_WINDOWS = 1000  # per request, beyond the first of each text
 
 
 def names(text: str) -> frozenset[str]:
-    """The names in a setting that lists them with commas between them."""
+    """Returns the names in a setting that lists them separated by commas."""
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """ "did you mean NAME? " for the known name that a misspelt one resembles, else nothing."""
+    """Returns "did you mean NAME? " with the known name that is most similar, or "" if none is."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {found[0]}? " if found else ""
 
 
 class WrongSetting(ConfigurationError):
-    """The first violation that validation found in settings."""
+    """The first violation that the validation of settings found."""
 
     def __init__(self, error: ValidationError, known: Iterable[str]) -> None:
-        """`known`: the settings that there are."""
-        # A misspelt name first: what it leaves unset is only its consequence.
+        """`known`: the names of all settings."""
+        # Report a misspelt name first: a missing value may be only its consequence.
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         self.field = ".".join(str(part) for part in first["loc"])
         self.wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
@@ -61,7 +61,7 @@ class WrongSetting(ConfigurationError):
 
 
 class StrictSettings(BaseModel):
-    """Settings that refuse unknown names, true and false for numbers, and numbers without end."""
+    """Settings that refuse unknown names, booleans for numbers, and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -76,7 +76,7 @@ class StrictSettings(BaseModel):
 
 
 class Settings(StrictSettings):
-    """What every engine has; a default of None means: as the checkpoint says."""
+    """Settings of every engine; a default of None means: as the checkpoint says."""
 
     threads: int = Field(
         default=0,
@@ -87,24 +87,24 @@ class Settings(StrictSettings):
     )
     dtype: Dtype = Field(
         default="auto",
-        description="Data type of weights and computation. auto: float32 on the CPU, float16 on "
-        "a GPU, or bfloat16 for models whose numbers outgrow that (T5). On the CPU bfloat16 is the "
-        "format of the matrices alone, and the computation is in float32.",
+        description="Data type of weights and computation. auto: float32 on the CPU, float16 on a "
+        "GPU, or bfloat16 for models whose hidden states overflow float16 (T5). On the CPU "
+        "bfloat16 is the storage format of the matrices only, and the computation is in float32.",
         json_schema_extra={"group": "model"},
     )
     quantize: Quantize = Field(
         default="none",
-        description="Format of the matrices of the model's layers. int8: on the CPU of tables of "
-        "words and language-model heads too, a quarter of float32's memory; on GPUs half of "
-        "float16's. fp8, on Hopper GPUs: float8 e4m3, half of float16's memory.",
+        description="Format of the weight matrices of the model's layers. int8: on the CPU also of "
+        "token embeddings and language-model heads, a quarter of float32's memory; on GPUs half "
+        "of float16's. fp8, on Hopper GPUs: float8 e4m3, half of float16's memory.",
         json_schema_extra={"group": "model"},
     )
     quantize_skip: str = Field(
         default="",
         max_length=1 << 20,
-        description="Matrices that quantize leaves in dtype, or in the folder's 4 bits, by the "
-        "names that `fusewire import --quantize` prints, with commas between them. "
-        "`fusewire import` sets it by measurement.",
+        description="Matrices that stay in dtype, or in the folder's 4 bits, by the names that "
+        "`fusewire import --quantize` prints, separated by commas. `fusewire import` sets it by "
+        "measurement.",
         json_schema_extra={"group": "model"},
     )
     graphs: bool = Field(
@@ -117,7 +117,7 @@ class Settings(StrictSettings):
         gt=0,
         le=_MOST_MS,
         description="Latency objective in milliseconds: the deadline, from its arrival, of a "
-        "request that names none. Default: no deadline.",
+        "request without one. Default: no deadline.",
         json_schema_extra={"group": "batching"},
     )
     max_queue_ms: float | None = Field(
@@ -138,7 +138,7 @@ class Settings(StrictSettings):
     @field_validator("quantize_skip", mode="before")
     @classmethod
     def _list_of_names(cls, given: Any) -> Any:
-        """As Python's callers write it."""
+        """Accepts a list of names, as Python code passes it."""
         listed = isinstance(given, (list, tuple, set, frozenset))
         texts = listed and all(isinstance(each, str) for each in given)
         return ",".join(given) if texts else given

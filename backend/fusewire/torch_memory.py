@@ -1,11 +1,12 @@
-"""torch's CUDA tensors out of fusewire's allocator: one cache, one cap, one account of a device.
+"""Allocates torch's CUDA tensors from fusewire's allocator: one cache, one limit and one account
+per device.
 
     import fusewire
     fusewire.use_torch_allocator()      # before torch's first CUDA tensor
 
-What torch holds then shows under the tag "torch" in `default_allocator("cuda").stats()`, and what
-either frees serves the other. torch's own reports (torch.cuda.memory_allocated and the like) know
-only its built-in allocator and fail.
+The memory that torch holds is listed under the tag "torch" in `default_allocator("cuda").stats()`,
+and memory that either frees can be reused by the other. torch's own statistics
+(torch.cuda.memory_allocated and the like) know only its built-in allocator and fail.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import inspect
 from fusewire.errors import ConfigurationError
 from fusewire.kernels import CachingAllocator, Error, cuda_built, default_allocator
 
-# torch's hook -> our function. Without them a block that another stream uses, or that a captured
-# graph is replayed in, would be reused too early.
+# torch's hook -> our function. Without the hooks a block that another stream or a captured graph
+# still uses would be reused too early.
 _HOOKS = {
     "set_record_stream_fn": "fusewire_torch_record_stream",
     "set_reset_fn": "fusewire_torch_empty_cache",
@@ -30,10 +31,10 @@ _installed = False
 
 
 def use_torch_allocator() -> None:
-    """Makes torch take its CUDA memory from fusewire, for the rest of the process.
+    """Makes torch allocate its CUDA memory from fusewire, for the rest of the process.
 
-    Raises ConfigurationError when torch has no CUDA or already has memory of its own, or when this
-    build of fusewire or this machine has no CUDA.
+    Raises ConfigurationError when torch has no CUDA or has already allocated CUDA memory itself, or
+    when this build of fusewire or this machine has no CUDA.
     """
     global _installed
     if _installed:

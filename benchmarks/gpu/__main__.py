@@ -1,8 +1,9 @@
 """The GPU's benchmarks: `python -m benchmarks.gpu [encoder kernels gemm attention
 attention_training memory served generation seq2seq]`.
 
-Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
-of the rows that are there. `python -m benchmarks.pages --take` brings them into the documentation.
+Adds JSON rows to `--out` and prints tables and goals at the end. `summary` measures nothing: it
+prints those of the existing rows. `python -m benchmarks.pages --take` brings them into the
+documentation.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main() -> int:
         return 0
     failed = []
     for name in options.benchmarks or BENCHMARKS:
-        # A process of its own, so that none inherits another's memory, or its fault.
+        # A process of its own, so that none inherits another's memory or is affected by its crash.
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=run, args=(name, options))
         process.start()

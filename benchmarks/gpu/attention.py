@@ -1,7 +1,7 @@
-"""Attention on about 16k packed tokens, fp16: TFLOP/s of the real tokens' products.
+"""Attention over about 16k packed tokens, fp16: TFLOP/s of the matrix products over real tokens.
 
-Lengths full (all S) and ragged (uniform in 0.2 S..S). Rivals, as torch ships them:
-FlashAttention-2 varlen, and cuDNN: for full lengths through SDPA, for ragged ones by offsets.
+Lengths are full (all S) or ragged (uniform in 0.2 S..S). Rivals, as shipped with torch:
+FlashAttention-2 varlen, and cuDNN, for full lengths through SDPA and for ragged ones by offsets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.records import Rows
 TOKENS = 16384
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 HEADS = ((12, 64), (16, 128))  # heads, head_dim
-SETS = 3  # of qkv, more than the L2 holds
+SETS = 3  # of qkv, together larger than the L2 cache
 
 Attend = Callable[[Tensor], Tensor]  # qkv [tokens, 3, heads, head_dim] -> [tokens, heads * dim]
 
@@ -75,7 +75,7 @@ def _measure(
         sides.append(torch_launches(name, [partial(attend, each) for each in inputs]))
     ms = medians_ms(sides, rounds=5, turn_ms=6.0)
     parts: dict[str, float] = {}
-    if not full:  # cuDNN's dense call is as good where all are full
+    if not full:  # for full lengths cuDNN's dense call is as good
         difference = float((cudnn_ragged.attend(inputs[-1], lengths) - wanted).abs().max())
         differences["cuDNN ragged"] = difference
         parts = cudnn_ragged.kernels_us(inputs, lengths)
@@ -152,7 +152,7 @@ def _rivals(lengths: list[int], full: bool) -> dict[str, Attend]:
 
 
 def _reference(qkv: Tensor, lengths: list[int]) -> Tensor:
-    """In fp32, one sequence after the other."""
+    """Returns attention in fp32, computed one sequence after the other."""
     found = []
     for part in qkv.float().split(lengths):
         q, k, v = (each.transpose(0, 1) for each in part.unbind(1))

@@ -1,9 +1,8 @@
-"""Attention in training, bf16: TFLOP/s of the forward pass that keeps what the backward pass needs,
-and of the backward pass, of the real tokens' products (half of them where it is causal).
+"""Attention in training, bf16: TFLOP/s of the forward pass that saves what the backward pass needs,
+and of the backward pass, of the matrix products over real tokens (half of them where it is causal).
 
-Rivals, as torch ships them: FlashAttention-2 varlen, and for equal lengths cuDNN through SDPA. A
-sum of theirs takes its terms in any order: gradients of two runs differ. Ours are the same to the
-bit.
+Rivals, as shipped with torch: FlashAttention-2 varlen, and for equal lengths cuDNN through SDPA.
+They accumulate in any order, so gradients of two runs differ; ours are bitwise equal.
 """
 
 from __future__ import annotations
@@ -115,7 +114,8 @@ def _rivals(case: Case, qkv: Tensor, dout: Tensor) -> list[dict[str, Contender]]
     passes = {"FlashAttention-2 varlen": _flash(case, qkv, dout)}
     if len(set(case.lengths)) == 1:
         passes["cuDNN SDPA"] = _cudnn(case, qkv, dout)
-    # Autograd goes back on the stream of the forward pass, which a recording would have to be of.
+    # Autograd runs the backward pass on the stream of the forward pass, on which it would
+    # have to be captured.
     here = torch.cuda.current_stream()
     return [
         {"forward": torch_launches(name, [forward]), "backward": Contender(name, backward, here)}

@@ -1,6 +1,6 @@
-"""The cases of the comparison with vLLM, and how either side times them.
+"""The cases of the comparison with vLLM, and how both sides time them.
 
-Standard library only: vLLM's side may run in an environment without fusewire.
+Uses the standard library only: vLLM's side may run in an environment without fusewire.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FEW_TOKENS = 8
 REPEATS = 2
 
 Prompts = list[list[int]]
-# Seconds from the call until every prompt has so many new tokens.
+# Returns the seconds from the call until every prompt has this many new tokens.
 Generate = Callable[[Prompts, int], float]
 
 
@@ -41,13 +41,14 @@ CASES = {
 
 @dataclass(frozen=True)
 class Timing:
-    """The fastest of REPEATS runs each, in seconds: FEW_TOKENS for each prompt, and NEW_TOKENS."""
+    """The fastest of REPEATS runs in seconds, with FEW_TOKENS per prompt and with NEW_TOKENS."""
 
     few_s: float
     whole_s: float
 
     def row(self, case: Case) -> dict[str, Any]:
-        """A step is the time of the tokens beyond the first few, so prompts are not part of it."""
+        """Returns the row. The step time is that of the tokens after FEW_TOKENS, so it excludes the
+        prompts."""
         tokens = case.sequences * NEW_TOKENS
         return {
             "case": case.name,
@@ -60,12 +61,12 @@ class Timing:
 
 
 def longest(cases: list[Case]) -> int:
-    """Tokens of a prompt and its answer."""
+    """Returns the maximum tokens of a prompt and its answer."""
     return max(case.prompt for case in cases) + NEW_TOKENS
 
 
 def timing(case: Case, vocabulary: int, generate: Generate) -> Timing:
-    """Each run has prompts of its own; the first, not timed, warms up."""
+    """Times a case. Each run has new prompts; the first one warms up and is not timed."""
     random = Random(0)
 
     def once(new_tokens: int) -> float:

@@ -1,5 +1,5 @@
 """fusewire's side of the comparison with vLLM: `python -m benchmarks.gpu.beside_vllm_own MODEL
-OUT`, random weights in fp16, the engine with its host work."""
+OUT`. Random weights in fp16; the host work of the engine is included."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """vLLM's side of the comparison: `python -m benchmarks.gpu.beside_vllm_theirs MODEL OUT`.
 
-Its `LLM` as it comes (compiled, CUDA graphs), dummy weights in fp16, token ids in and out: no
+Its `LLM` with defaults (compiled, CUDA graphs), dummy weights in fp16, token ids in and out: no
 tokenizer, no text. Needs vllm, transformers and torch, not fusewire.
 """
 
@@ -18,12 +18,12 @@ from benchmarks.gpu.beside_vllm import Case, Prompts
 from benchmarks.gpu.generation_workload import SHAPES, Shape
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
-MEMORY_SHARE = 0.85  # of the GPU's
+MEMORY_SHARE = 0.85  # of the GPU's memory
 
 
 def main() -> None:
     model, out = sys.argv[1:]
-    # The engine in this process: no other is between a step and the clock.
+    # The engine runs in this process, so that no process switch is part of the time.
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         measure(write_config(Path(folder), SHAPES[model]), model, beside_vllm.CASES[model], out)

@@ -1,8 +1,9 @@
-"""cuDNN's ragged attention as torch ships it: a rival whose kernels can only be timed one by one.
+"""cuDNN's ragged attention as shipped with torch: a rival of which only single kernels can be
+timed.
 
-torch builds cuDNN's plan anew in every call, so the call cannot be recorded in a graph, and the
-host takes longer than the device. The profiler's times of cuDNN's kernels leave that out, and the
-small kernels around them, which layers of a model would share.
+torch builds cuDNN's plan anew in every call, so the call cannot be captured in a graph, and the
+host takes longer than the device. The profiler's times of cuDNN's kernels exclude the host, and
+also the small kernels around them, which the layers of a model would share.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ CALLS = 9
 
 
 def attend(qkv: Tensor, lengths: list[int]) -> Tensor:
-    """qkv [tokens, 3, heads, head_dim] -> [tokens, heads * head_dim]."""
+    """Computes attention of qkv [tokens, 3, heads, head_dim]; returns [tokens, heads *
+    head_dim]."""
     offsets = torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32).cuda()
     q, k, v = qkv.unbind(1)
     longest = max(lengths)
@@ -26,7 +28,8 @@ def attend(qkv: Tensor, lengths: list[int]) -> Tensor:
 
 
 def kernels_us(inputs: list[Tensor], lengths: list[int]) -> dict[str, float]:
-    """Of one call: kernel -> microseconds. RuntimeError where torch or cuDNN refuse the shape."""
+    """Returns the microseconds of each kernel of one call, by name. Raises RuntimeError where torch
+    or cuDNN do not support the shape."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         for call in range(CALLS):
             attend(inputs[call % len(inputs)], lengths)

@@ -1,8 +1,9 @@
-"""Encoders beside torch's: BERT-base and -large, fp16, the grids of `workload.py`.
+"""Encoders compared with torch's: BERT-base and -large, fp16, the grids of `workload.py`.
 
-Every contender first answers the same batch and is compared with transformers in fp32 on the real
-tokens; one that is off is reported and not timed. `device_ms` is one forward with its inputs on
-the device; `wall_ms` is the host's time a call, inputs given from the host, calls in a row.
+The output of every contender for the same batch is first compared with transformers in fp32 on the
+real tokens; one that exceeds the tolerance is reported and not timed. `device_ms` is one forward
+with its inputs on the device; `wall_ms` is the host's time per call, with inputs from the host and
+many calls in a row.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from benchmarks.records import Rows
 if TYPE_CHECKING:
     from fusewire.models import EncoderModel
 
-BATCHES = 3  # different ids, in turns
-# Off from fp32 by at most this many times what transformers in fp16 is, and units in the last
+BATCHES = 3  # with different ids, used in turn
+# Allowed difference from fp32: this many times that of transformers in fp16, and units in the last
 # place of the largest value.
 TIMES_TRANSFORMERS, ULPS = 2.0, 4
-# The matmul rate of the run that the goals in ms come from (BERT-base 16x512 in 1.65 ms); times
-# of other runs are scaled to it.
+# The matmul rate of the run that the goals in ms are from (BERT-base 16x512 in 1.65 ms); times of
+# other runs are scaled to it.
 GOAL_TFLOPS = 761.0
 
 Side = Any  # load, forward, output, name, stream: a Fusewire, Padded or Packed
@@ -39,7 +40,7 @@ Side = Any  # load, forward, output, name, stream: a Fusewire, Padded or Packed
 
 def run(options: argparse.Namespace, facts: dict[str, Any]) -> Iterator[Rows]:
     torch._dynamo.config.recompile_limit = 64
-    ceiling = matmul()  # takes turns with the encoders: the clock that one meets, all meet
+    ceiling = matmul()  # takes turns with the encoders, so that all of them see the same clock rate
     for size in options.sizes:
         cases = _cases(options, size)
         if not cases:
@@ -51,8 +52,8 @@ def run(options: argparse.Namespace, facts: dict[str, Any]) -> Iterator[Rows]:
             start = partial(_together, model, compiled=compiled)
             yield bench_case(case, grids, exact, start, ceiling, facts)
             _forget()
-        # Last, and without the others: its graphs give back the workspaces of cuBLAS that graphs
-        # recorded before it still point to.
+        # Last, and apart from the others: its graphs free the cuBLAS workspaces that earlier
+        # captured graphs still point to.
         for case, grids in cases:
             if (size, case.name) in COMPILED_PADDED and not options.no_compiled_transformers:
                 yield bench_case(case, grids, exact, _compiled_padded, ceiling, facts)
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace, facts: dict[str, Any]) -> Iterator[Rows]:
 
 
 def _own_model(exact: Any) -> EncoderModel:
-    from benchmarks.gpu import own  # needs the compiled library, which the rivals do not
+    from benchmarks.gpu import own  # needs the compiled library; the rivals do not
 
     return own.encoder(exact)
 
@@ -74,7 +75,8 @@ def _own_side(model: EncoderModel, batch: Batch) -> Side:
 
 
 def _cases(options: argparse.Namespace, size: str) -> list[tuple[Case, list[str]]]:
-    """Each once, with all grids that it is in: also those that were not asked for."""
+    """Returns each case once, with all grids that contain it, including those that were not
+    selected."""
     asked = dict.fromkeys(case for grid in options.grids for case in GRIDS[grid])
     return [
         (case, [grid for grid, cases in GRIDS.items() if case in cases])
@@ -91,7 +93,7 @@ def bench_case(
     ceiling: Contender,
     facts: dict[str, Any],
 ) -> Rows:
-    """One row for each side that `start` gives for the fp16 model and a batch."""
+    """Returns one row for each side that `start` returns for the fp16 model and a batch."""
     batches = [case.batch(seed) for seed in range(BATCHES)]
     reference = rivals.Padded(exact, batches[0])
     reference.forward()
@@ -148,13 +150,13 @@ def _difference(side: Side, wanted: Tensor) -> float:
     side.forward()
     torch.cuda.synchronize()
     found = (side.output().to(wanted.device) - wanted).abs().max().item()
-    return found if found == found else float("inf")  # NaN is as wrong as can be
+    return found if found == found else float("inf")  # NaN counts as the largest difference
 
 
 def _contender(side: Side, batches: list[Any]) -> Contender:
     return Contender(
         side.name,
-        lambda: side.forward(),  # `load` may give it another
+        lambda: side.forward(),  # looked up at each call, because `load` may replace it
         side.stream,
         prepare=lambda turn: side.load(batches[turn % len(batches)]),
     )
@@ -187,7 +189,7 @@ def _speed(name: str, ms: dict[str, float], flops: int, facts: dict[str, Any]) -
 
 
 def _forget() -> None:
-    """What was compiled and recorded for one case, so that the next starts alike."""
+    """Drops what was compiled and captured for one case, so that the next starts alike."""
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()

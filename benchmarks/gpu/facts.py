@@ -1,4 +1,4 @@
-"""Where a benchmark ran, and what that GPU does at best: the keys of every row."""
+"""Where a benchmark ran, and the peak rates measured on that GPU: the keys of every row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SIDE = 8192
 
 
 def matmul() -> Contender:
-    """fp16, SIDE^3, random: what the shares of products are shares of."""
+    """Returns the fp16 matmul of random SIDE x SIDE matrices that shares of the matmul rate refer
+    to."""
     a, b = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.float16) for _ in range(2))
     product = torch.empty_like(a)
     return Contender("matmul", partial(torch.mm, a, b, out=product), torch.cuda.current_stream())
@@ -26,7 +27,8 @@ def matmul_tflops(ms: float) -> float:
 
 
 def ceilings() -> dict[str, float]:
-    """Matmul in TFLOP/s, device copy in TB/s (bytes read and written)."""
+    """Returns the rates of a matmul in TFLOP/s and of a device copy in TB/s (bytes read and
+    written)."""
     source = torch.randn(1 << 29, device="cuda", dtype=torch.float16)  # 1 GiB
     target = torch.empty_like(source)
     copy = Contender("copy", partial(target.copy_, source), torch.cuda.current_stream())
@@ -38,12 +40,12 @@ def ceilings() -> dict[str, float]:
 
 
 def facts() -> dict[str, Any]:
-    """Hardware, driver, versions, ceilings and time."""
+    """Returns hardware, driver, versions, ceilings and time."""
     return where("fusewire", "torch", "transformers", "triton") | ceilings()
 
 
 def where(*packages: str) -> dict[str, Any]:
-    """The same without the ceilings."""
+    """Returns the same without the ceilings."""
     properties = torch.cuda.get_device_properties(0)
     return {
         **machine.facts(*packages),

@@ -1,11 +1,11 @@
-"""Latency of the first requests after loading, where nothing was seen before:
+"""Latency of the first requests after loading, whose shapes are all new:
 
     python benchmarks/gpu/first_requests.py --model FOLDER
 
-Loads an encoder with an empty cache of timed kernels, as on a machine that it is new on, sends
-ragged requests (1 to 32 texts, mostly short, up to the model's longest) one after another in this
-process, and prints one JSON object: seconds of loading, then milliseconds of the requests. Uses the
-public API alone, so it measures any version of fusewire on the path.
+Loads an encoder with an empty cache of kernel timings, as on a new machine, sends ragged requests
+(1 to 32 texts, mostly short, up to the model's maximum length) one after another in this process,
+and prints one JSON object: the seconds of loading, then the milliseconds of the requests. It uses
+the public API only, so it can measure any version of fusewire on the path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "was", "on", "are", "with")
-# A request in this many is as large as a client's batch of documents gets.
+# One request in this many is as large as a client's batch of documents.
 LARGE_EVERY = 20
 
 
@@ -57,7 +57,8 @@ def measure(model: str, device: str, count: int) -> dict[str, Any]:
     embedder = fusewire.Embedder(model, device=device)
     load_s = time.perf_counter() - begin
     passes = []
-    for _ in range(2):  # the same again: what is left then is no first time
+    # The second pass repeats the first: its times are those without first-time work.
+    for _ in range(2):
         ms = []
         for texts in requests(count):
             begin = time.perf_counter()

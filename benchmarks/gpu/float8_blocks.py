@@ -1,4 +1,4 @@
-"""Matrices of FP8 in blocks, as folders of such have them: a scale for each 128 x 128 numbers."""
+"""Matrices of FP8 in blocks, as stored in such folders: a scale for each block of 128 x 128."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ BLOCK = 128
 
 
 def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of [outputs, inputs], both multiples of BLOCK: float8_e4m3fn of the same shape, and scales
-    fp32 [outputs / BLOCK, inputs / BLOCK]."""
+    """Quantises [outputs, inputs], both multiples of BLOCK. Returns float8_e4m3fn of the same shape
+    and fp32 scales [outputs / BLOCK, inputs / BLOCK]."""
     blocks = weight.float().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
     scales = blocks.abs().amax((1, 3)) / 448
     codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""Matrices of 4-bit numbers, as folders of such have them: symmetric, with a scale for each
+"""Matrices of 4-bit weights, as stored in such folders: symmetric, with a scale for each group of
 128 inputs of an output."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ GROUP = 128
 
 
 def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of [outputs, inputs]: codes from 0 to 15, which stand for scales * (code - 8), uint8
-    [outputs, inputs], and scales fp32 [outputs, groups]."""
+    """Quantises [outputs, inputs]. Returns codes from 0 to 15, which stand for scales * (code - 8),
+    as uint8 [outputs, inputs], and fp32 scales [outputs, groups]."""
     parts = weight.float().unflatten(1, (-1, GROUP))
     scales = parts.abs().amax(-1) / 7
     codes = (parts / scales[..., None]).round().add(8).clamp(0, 15).to(torch.uint8)
@@ -24,7 +24,8 @@ def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """The numbers that its codes stand for, which have these codes again."""
+    """Returns the weight after quantisation and dequantisation; quantised again, it has the same
+    codes."""
     codes, scales = codes_of(weight)
     numbers = (codes.unflatten(1, (-1, GROUP)).float() - 8) * scales[..., None]
     return numbers.flatten(1).to(weight.dtype)

@@ -1,6 +1,6 @@
-"""BERT's products in fp16, with bias and, in the first of the feed-forward, erf GELU: TFLOP/s.
+"""BERT's GEMMs in fp16, with bias and, in the first of the feed-forward, erf GELU: TFLOP/s.
 
-Weights rotate: in a model each layer brings its own, so the L2 cache never holds them.
+Weights rotate: in a model each layer has its own, so they are never in the L2 cache.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from benchmarks.gpu.timing import medians_ms, torch_launches
 from benchmarks.gpu.workload import SIZES
 from benchmarks.records import Rows
 
-TOKENS = (32, 128, 613, 1232, 2471, 4939, 9880, 19902)  # those of the encoders' grid
-ROTATED_BYTES = 160 << 20  # 60 MB of L2, and more
+TOKENS = (32, 128, 613, 1232, 2471, 4939, 9880, 19902)  # row counts of the encoders' grid
+ROTATED_BYTES = 160 << 20  # more than the 60 MB of L2
 MOST_SETS = 48
 
 
 def shapes() -> dict[str, tuple[int, int, str]]:
-    """Name -> out_features, in_features, activation."""
+    """Returns out_features, in_features and activation by name."""
     found = {}
     for key, size in SIZES.items():
         h, inner = size.hidden, size.intermediate
@@ -63,7 +63,7 @@ def _measure(
     x, out = _normal(m, k), torch.empty(m, n, device="cuda", dtype=torch.float16)
     source, target = view(x), view(out)
     own = [partial(kernels.linear, target, source, each, activation, stream) for each in packed]
-    # The last of them leaves its result in `out`.
+    # The last launch leaves its result in `out`.
     ours = launches("fusewire", stream, own)
     difference, allowed = _difference(x, weights[-1], bias, activation, out)
     sides = [
@@ -98,7 +98,7 @@ def _torch(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
 def _difference(
     x: Tensor, weight: Tensor, bias: Tensor, activation: str, out: Tensor
 ) -> tuple[float, float]:
-    """Ours and torch's fp16, from fp32."""
+    """Returns the differences of ours and of torch's fp16 from fp32."""
     wanted = _torch(x.float(), weight.float(), bias.float(), activation)
     theirs = _torch(x, weight, bias, activation)
     return float((out - wanted).abs().max()), float((theirs - wanted).abs().max())

@@ -1,11 +1,11 @@
-"""Generation beside torch's, fp16: one step, a prompt, whole answers, and long contexts.
+"""Generation compared with torch's, fp16: one step, a prompt, whole answers, and long contexts.
 
-Every contender of a step or a prompt is first compared with fp32 on fresh random ids; one that is
-off is reported and not timed. `device_ms` is the time between events around what the device does:
-of ours the recorded step and its draws, one behind the other, as the rival's graph is;
-`with_host_ms` as the engine makes a step, whose inputs the host packs and whose tokens it reads;
-`wall_ms` the median between two tokens of the engine itself. The floor is the bytes that a step
-reads, over the copy bandwidth of the same run.
+The output of every contender of a step or a prompt is first compared with fp32 on new random ids;
+one that exceeds the tolerance is reported and not timed. `device_ms` is the time between events
+around the device's work: for ours the captured step and its sampling in sequence, for the rival its
+graph. `with_host_ms` is the time of a step as the engine runs it, whose inputs the host packs and
+whose tokens it reads; `wall_ms` is the median time between two tokens of the engine itself. The
+floor is the bytes that a step reads, over the copy bandwidth of the same run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmarks.gpu.generation_models import GPU, Past, Place, own_model
 from benchmarks.gpu.generation_workload import BYTES, SHAPES, Case, cases
 from benchmarks.records import Rows
 
-WALL_TOKENS = 128  # of each answer, around the case's context
-WALL_ATTEMPTS = 5  # of requests that must run at the same time, which a busy host may prevent
-CHUNK_TOKENS = 2048  # of prompts in a step of the engine, by default
+WALL_TOKENS = 128  # of each answer, around the case's context length
+WALL_ATTEMPTS = 5  # until all requests ran concurrently, which a busy host may prevent
+CHUNK_TOKENS = 2048  # the engine's default maximum of prompt tokens per step
 
 
 def run(options: argparse.Namespace, facts: dict[str, Any], place: Place = GPU) -> Iterator[Rows]:
@@ -64,8 +64,8 @@ def _steps(
         yield from _float8_cache(bench, case, facts, "step")
     if options.no_compiled_transformers:
         return
-    # Last, and without the others: its graphs give back the workspaces of cuBLAS that graphs
-    # recorded before it still point to.
+    # Last, and apart from the others: its graphs free the cuBLAS workspaces that earlier captured
+    # graphs still point to.
     for case in of_part:
         past, ids = Past(case, bench.place), bench.ids(case, 1)
         bounds = bench.bounds(past, ids)
@@ -79,7 +79,8 @@ def _steps(
 def _contexts(
     bench: Bench, of_part: list[Case], options: argparse.Namespace, facts: dict[str, Any]
 ) -> Iterator[Rows]:
-    """The rival where keys and values find room twice."""
+    """Yields the rows of long contexts, with the rival where there is memory for the KV cache
+    twice."""
     first: dict[int, tuple[Case, float]] = {}
     parts = bench.parts()
     for case in of_part:
@@ -100,7 +101,7 @@ def _contexts(
 
 
 def _float8_cache(bench: Bench, case: Case, facts: dict[str, Any], part: str) -> Iterator[Rows]:
-    """Ours over keys and values in float8, where there are kernels for it."""
+    """Yields the rows of our step over a float8 KV cache, on devices that have kernels for it."""
     if bench.place.device == "cpu":
         return
     model = own_model(bench.usual, bench.place, kv_cache_dtype="fp8")
@@ -122,8 +123,8 @@ def _step(
     part: str,
     model: DecoderModel | None = None,
 ) -> Rows:
-    """Ours, and torch's in a graph where there are `parts` of it. `model`: another of ours than the
-    bench's, over a cache in float8."""
+    """Returns the rows of our step, and of torch's in a graph where `parts` are given. `model`:
+    another model of ours, with a float8 KV cache."""
     past, ids = Past(case, bench.place, float8=model is not None), bench.ids(case, 1)
     bounds = bench.bounds(past, ids)
     pages = own.Pages(model or bench.own, case)
@@ -134,7 +135,7 @@ def _step(
     more = []
     try:
         more.append(mine.launched())
-    except kernels.Error as error:  # the rest is worth having
+    except kernels.Error as error:  # the other rows are still useful
         print(f"{case.model} {case.name}: the launches were not recorded: {error}", flush=True)
     found, ms = timed(sides, bounds, more)
     kv_bytes = 1 if past.float8 else BYTES
@@ -197,7 +198,8 @@ def _prompts(
 
 
 def _wall_ms(model: DecoderModel, bench: Bench, case: Case) -> float:
-    """Of the engine, between two tokens of a sequence while all run, around the case's context."""
+    """Returns the engine's median time between two tokens while all sequences run, around the
+    case's context length."""
     new = min(WALL_TOKENS, case.context)
     length = max(1, min(case.context, case.shape.positions - new // 2) - new // 2)
     with own.engine(model, case.batch, length + new) as engine:

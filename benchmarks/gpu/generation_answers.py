@@ -1,4 +1,4 @@
-"""EET's grid: whole answers of our engine and of transformers with compiled steps, by turns."""
+"""EET's grid: whole answers of our engine and of transformers with compiled steps, taking turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from benchmarks.gpu.generation_bench import Bench
 from benchmarks.gpu.generation_workload import EET_PROMPTS, EET_TOTAL, Case
 from benchmarks.records import Rows
 
-RUNS = 3  # of each side, of which the median counts
+RUNS = 3  # of each side; their median counts
 
-# prompts [batch, tokens], tokens to add -> seconds, and what was added to each
+# (prompts [batch, tokens], new tokens) -> the seconds, and the new tokens of each prompt
 Answer = Callable[[Tensor, int], tuple[float, list[list[int]]]]
 
 
@@ -30,7 +30,7 @@ def measure(
 
 
 def _lengths(bench: Bench, case: Case, facts: dict[str, Any], *, alone: bool) -> Iterator[Rows]:
-    """Both sides stay warm from one length of prompts to the next."""
+    """Yields the rows of each prompt length; both sides stay warm between lengths."""
     with own.engine(bench.own, case.batch, EET_TOTAL) as engine:
 
         def ours(prompts: Tensor, new: int) -> tuple[float, list[list[int]]]:
@@ -50,13 +50,13 @@ def _lengths(bench: Bench, case: Case, facts: dict[str, Any], *, alone: bool) ->
 def _answers(
     bench: Bench, case: Case, length: int, sides: dict[str, Answer], facts: dict[str, Any]
 ) -> Rows:
-    """The sides by turns."""
+    """Times the sides in turns."""
     shape, new = case.shape, EET_TOTAL - length
     prompts = [bench.ids(case, length, seed) for seed in range(RUNS)]
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     tokens: dict[str, list[list[int]]] = {}
     for answer in sides.values():
-        answer(prompts[0], 4)  # warm
+        answer(prompts[0], 4)  # warms up
     for prompt in prompts:
         for name, answer in sides.items():
             taken, tokens[name] = answer(prompt, new)
@@ -88,7 +88,8 @@ def _answers(
 
 
 def _same(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of the tokens before the first that differs: in fp16 likely ones lie close together."""
+    """Returns the share of tokens before the first difference: in fp16 the likeliest tokens may
+    have nearly equal logits."""
     agreed = 0
     for one, other in zip(ours, theirs, strict=True):
         pairs = zip(one, other, strict=True)

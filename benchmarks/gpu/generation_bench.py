@@ -1,4 +1,5 @@
-"""One model on both sides, and how contenders are compared with what is right, then timed."""
+"""One model on both sides, and how the contenders are checked against a reference and then
+timed."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ from benchmarks.gpu.generation_workload import SHAPES, Case
 from benchmarks.gpu.timing import Contender, medians_ms
 from benchmarks.records import Rows
 
-# Off from fp32 by at most this many times what the same in fp16 op by op is, and units in the last
-# place of the largest value.
+# Allowed difference from fp32: this many times that of the same ops in fp16, computed one by one,
+# and units in the last place of the largest value.
 TIMES_PLAIN, ULPS = 2.0, 4
 
 
 def allowed_difference(plain: float, largest: float, dtype: torch.dtype) -> float:
-    """From fp32, of numbers up to `largest`, where the same op by op is off by `plain`."""
+    """Returns the allowed difference from fp32 for values up to `largest`, where the same ops one
+    by one differ by `plain`."""
     return TIMES_PLAIN * plain + ULPS * torch.finfo(dtype).eps * largest
 
 
@@ -39,7 +41,7 @@ class Bench:
 
     def __init__(self, model: str, place: Place) -> None:
         self.place, self.shape = place, SHAPES[model]
-        self.compiled = place.device != "cpu"  # tests have no time for it
+        self.compiled = place.device != "cpu"  # compiling takes too long for tests
         self.usual = transformers_model(self.shape, place)
         self.own = own_model(self.usual, place)
         self.weights = rival.Weights.of(self.usual)
@@ -54,7 +56,7 @@ class Bench:
         return rival.before, rival.after, rival.logits_of
 
     def bounds(self, past: Past, ids: Tensor) -> tuple[Tensor, float]:
-        """What is right, and how far off from it is allowed."""
+        """Returns the fp32 logits and the allowed difference from them."""
         exact = rival.plain_logits(self.weights, past, ids, torch.float32)
         plain = rival.plain_logits(self.weights, past, ids, self.place.torch_dtype)
         off, largest = float((plain - exact).abs().max()), float(exact.abs().max())
@@ -63,13 +65,13 @@ class Bench:
         return exact, allowed_difference(off, largest, self.place.torch_dtype)
 
     def forget(self) -> None:
-        """What one case left behind."""
+        """Frees what one case left."""
         torch.compiler.reset()
         self.release()
 
     def release(self) -> None:
-        """Memory that nobody uses, from either side's allocator to both."""
-        self.own._replays = None  # recorded steps keep the cache that they write
+        """Returns unused memory of both allocators to the device."""
+        self.own._replays = None  # captured steps hold the cache that they write
         gc.collect()
         self.place.wait()
         kernels.default_allocator(self.own.place.device).trim()
@@ -80,7 +82,8 @@ class Bench:
 def timed(
     sides: list[Side], bounds: tuple[Tensor, float], more: list[Contender] | None = None
 ) -> tuple[Rows, dict[str, float]]:
-    """A row for each side, and medians of those that are right, and of `more`."""
+    """Returns a row for each side, and the medians in ms of the sides that are correct, and of
+    `more`."""
     wanted, allowed = bounds
     rows, right = [], []
     for side in sides:
@@ -88,7 +91,7 @@ def timed(
         if side.stream is not None:
             torch.cuda.synchronize()
         off = float((side.output().to(wanted.device) - wanted).abs().max())
-        off = off if off == off else float("inf")  # NaN is as wrong as can be
+        off = off if off == off else float("inf")  # NaN counts as the largest difference
         row = {"system": side.name, "max_abs_difference": round(off, 6)}
         rows.append(row | {"allowed_difference": round(allowed, 6)})
         if off <= allowed:

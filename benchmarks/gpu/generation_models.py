@@ -1,4 +1,4 @@
-"""Random decoders without a download: transformers' on the device, and ours from its very tensors,
+"""Random decoders without a download: transformers' on the device, and ours from the same tensors,
 which never pass through a file or the host."""
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from benchmarks.gpu import float8_blocks, four_bits
 from benchmarks.gpu.generation_workload import Case, Shape
 from benchmarks.gpu.own import view
 
-SPREAD = 0.02  # of random weights, as models are initialised
+SPREAD = 0.02  # standard deviation of random weights, as models are initialised
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a benchmark runs; tests run it on the CPU."""
+    """Where a benchmark runs; tests use the CPU."""
 
     device: str = "cuda"
     dtype: str = "float16"
@@ -51,7 +51,8 @@ GPU = Place()
 
 
 def transformers_model(shape: Shape, place: Place = GPU) -> Any:
-    """No number of it is zero or one, so that none can be left out unseen."""
+    """Returns a model in which no weight is zero or one, so that leaving one out changes the
+    output."""
     transformers.logging.set_verbosity_error()
     config = transformers.AutoConfig.for_model(shape.model_type, **shape.config)
     with torch.device("meta"):
@@ -65,14 +66,15 @@ def transformers_model(shape: Shape, place: Place = GPU) -> Any:
         for name, parameter in model.named_parameters():
             parameter.normal_(0.0, SPREAD, generator=generator)
             if parameter.dim() == 1 and name.endswith("weight"):
-                parameter.mul_(5).add_(1)  # of a norm
+                parameter.mul_(5).add_(1)  # weight of a norm
     _restore_frequencies(model, config)
     model.generation_config.eos_token_id = None
     return model
 
 
 def _restore_frequencies(model: nn.Module, config: Any) -> None:
-    """Buffers are made when a module is, which on the meta device has no numbers."""
+    """Computes the RoPE frequencies: buffers that were created on the meta device have no
+    values."""
     for name, buffer in model.named_buffers():
         if "inv_freq" not in name:
             continue
@@ -83,15 +85,15 @@ def _restore_frequencies(model: nn.Module, config: Any) -> None:
         setattr(module, name.rpartition(".")[2], theta**-steps)
 
 
-# What no `quantize` makes of 16-bit numbers.
+# Weight formats that no `quantize` converts 16-bit weights to.
 STORED = {"int4": four_bits.linear, "fp8_blocks": float8_blocks.linear}
 
 
 def own_model(
     model: Any, place: Place = GPU, quantize: str = "none", kv_cache_dtype: str = "auto"
 ) -> DecoderModel:
-    """With the weights of a transformers model, taken where they are, or quantised from there, in
-    STORED as folders of such weights have them."""
+    """Returns our model with the weights of a transformers model, taken from its memory, or
+    quantised from there; formats of STORED have the weights as in folders of that format."""
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     blueprint = decoder(config).blueprint(Config(config))
     live = {name: _Live(tensor) for name, tensor in model.state_dict().items()}
@@ -103,7 +105,7 @@ def own_model(
 
 
 class _Joined(Tensor):
-    """A tensor that numpy's `concatenate` takes, which is what joins the parts of a matrix."""
+    """A tensor with support for numpy's `concatenate`, which joins the parts of a matrix."""
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, named: Any) -> Tensor:
         if function is not np.concatenate:
@@ -112,7 +114,7 @@ class _Joined(Tensor):
 
 
 class _Live:
-    """A tensor of the model, as a checkpoint has those of a file."""
+    """A tensor of the model, with the interface of a checkpoint's tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape = tuple(tensor.shape)
@@ -128,13 +130,13 @@ class _Live:
 
 
 class _Direct(Placement):
-    """Takes torch's tensors of its device and dtype as they are, layers' matrices as of STORED
-    where one is chosen."""
+    """Takes torch tensors of its device and dtype without a copy; the matrices of layers in a
+    format of STORED where one is selected."""
 
     linear_as_stored: Callable[[Tensor, Any, kernels.Stream], kernels.Linear] | None = None
 
     def reserve(self, count: int, tag: str, quantized_bytes: int = 0) -> None:
-        """Nothing: the numbers are there."""
+        """Does nothing: the weights are already on the device."""
 
     def floats(self, array: Any, name: str = "tensor") -> kernels.Tensor:
         return _ours(array) if isinstance(array, Tensor) else super().floats(array, name)
@@ -147,7 +149,7 @@ class _Direct(Placement):
     def _packed(self, weight: Any, bias: Any, name: str, stored: str) -> kernels.Linear:
         parts = [None if each is None else _ours(each) for each in (weight, bias)]
         found = kernels.Linear(*parts, self.stream, format=stored)
-        self.stream.synchronize()  # before torch has the memory of what was joined again
+        self.stream.synchronize()  # before torch reuses the memory of joined tensors
         return found
 
 
@@ -157,15 +159,16 @@ def _ours(tensor: Tensor) -> kernels.Tensor:
 
 @dataclass(frozen=True)
 class Past:
-    """Random keys and values of a case, the same for everyone, made a layer at a time."""
+    """Random keys and values of a case, the same for all contenders, generated one layer at a
+    time."""
 
     case: Case
     place: Place = GPU
-    float8: bool = False  # numbers that e4m3 has, so that a cache in it holds the same
+    float8: bool = False  # rounded to e4m3, so that a float8 cache holds the same values
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """[batch, kv_heads, context, head_dim] each; the last position is the new token's, for a
-        step to write."""
+        """Returns keys and values, [batch, kv_heads, context, head_dim] each; the last position is
+        that of the new token, which a step writes."""
         shape, case = self.case.shape, self.case
         generator = torch.Generator(self.place.device).manual_seed(1 + index)
         size = (2, case.batch, shape.kv_heads, case.context, shape.head_dim)
@@ -187,8 +190,8 @@ def random_ids(shape: Shape, count: int, seed: int) -> list[int]:
 
 
 def tokenizer_folder(folder: Path, vocabulary: int) -> Path:
-    """A tokenizer of this size, so that answers become text as they do in service: 256 bytes and
-    words made up."""
+    """Writes a tokenizer of this vocabulary size, so that tokens become text as in service: 256
+    bytes and invented words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocabulary]
     words = {character: index for index, character in enumerate(alphabet)}
     words |= {f"Ġw{index}": index for index in range(len(words), vocabulary)}

@@ -1,5 +1,5 @@
-"""Our side of generation: steps and prompts as the engine has them computed, what a step launches
-alone, and the engine itself."""
+"""Our side of generation: steps and prompts as the engine runs them, the launches of a step alone,
+and the engine itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from benchmarks.gpu.timing import Contender
 
 
 class Pages:
-    """A cache with room for a case, its pages given out in a random order."""
+    """A KV cache with room for a case; its pages are assigned in random order."""
 
     def __init__(self, model: DecoderModel, case: Case) -> None:
         each = -(-case.context // PAGE_SIZE)
@@ -45,7 +45,7 @@ class Pages:
         self.table = order.reshape(case.batch, each).astype(np.int32)
 
     def fill(self, past: Past) -> None:
-        """The past, where the table says."""
+        """Writes the keys and values of the past to the pages of the page table."""
         order = torch.from_numpy(self.table.reshape(-1).astype(np.int64))
         planes = torch.from_dlpack(self.cache.planes).unflatten(0, (-1, 2))
         for index, pair in enumerate(planes):
@@ -57,7 +57,8 @@ class Pages:
         past.place.wait()
 
     def batch(self, ids: Tensor, sequences: slice = slice(None)) -> StepBatch:
-        """The last tokens [batch, tokens] of the case's sequences, or of some of them."""
+        """Returns the last tokens [batch, tokens] of the case's sequences, or of a slice of
+        them."""
         ids, table = ids[sequences], self.table[sequences]
         batch, count = ids.shape
         positions = np.arange(self.case.context - count, self.case.context, dtype=np.int32)
@@ -73,8 +74,8 @@ class Pages:
 
 
 class Step:
-    """A step of a case with greedy draws, as the engine's loop has it computed: recorded where the
-    device can record."""
+    """A step of a case with greedy sampling, as the engine's loop runs it: captured where the
+    device supports graphs."""
 
     def __init__(self, pages: Pages, past: Past, ids: Tensor) -> None:
         model, cache = pages.model, pages.cache
@@ -82,8 +83,8 @@ class Step:
         self.stream = torch_stream(model.place.stream)
         self._pages, self._batch = pages, pages.batch(ids)
         model.record_steps(cache, pages.case.batch, max_tokens=1)
-        pages.fill(past)  # recording writes into the pages
-        for _ in range(2):  # a step longer than those is recorded when it comes again
+        pages.fill(past)  # after the capture, which writes into the pages
+        for _ in range(2):  # a step longer than the captured ones is captured when it comes again
             model.step(self._batch, cache)
         greedy = GenerationParameters(ignore_eos=True)
         rules = SamplingRules(greedy)
@@ -102,8 +103,8 @@ class Step:
         return self._recording() is not None
 
     def launched(self) -> Contender:
-        """What the device does of it: the recorded step, its inputs there, and recorded draws that
-        nobody reads."""
+        """Returns the device's work of a step alone: the captured step with its inputs on the
+        device, and captured sampling whose tokens are not read."""
         model, place, batch = self._pages.model, self._pages.model.place, self._batch
         logits = model.step(batch, self._pages.cache)
         graph = self._recording()
@@ -128,7 +129,7 @@ class Step:
 
 
 def greedy_draws(model: DecoderModel, logits: kernels.Tensor, rows: SamplingRows) -> Contender:
-    """What the sampler launches for a row of logits each."""
+    """Returns what the sampler launches for one row of logits per sequence."""
     place, memory = model.place, rows.memory(model.place)
     memory.tell(np.zeros(len(rows.states), np.int64))
 
@@ -141,7 +142,7 @@ def greedy_draws(model: DecoderModel, logits: kernels.Tensor, rows: SamplingRows
 
 
 class Prompt:
-    """Whole prompts into an empty cache, so many sequences a step."""
+    """Whole prompts into an empty cache, with `sequences` of them per step."""
 
     def __init__(self, name: str, pages: Pages, ids: Tensor, sequences: int) -> None:
         self.name = name
@@ -169,7 +170,8 @@ def _logits(model: DecoderModel, batch: StepBatch, cache: DecoderCache) -> Tenso
 
 @contextmanager
 def engine(model: DecoderModel, batch: int, longest: int) -> Iterator[GenerationEngine]:
-    """With room for `batch` sequences of `longest` tokens; nothing is found in the cache."""
+    """Yields an engine with room for `batch` sequences of `longest` tokens, without prefix
+    caching."""
     settings = GenerationSettings(
         max_sequences=batch, max_length=longest, prefix_caching=False, dtype=model.place.dtype
     )
@@ -180,7 +182,8 @@ def engine(model: DecoderModel, batch: int, longest: int) -> Iterator[Generation
 
 
 class Answers:
-    """Requests for `new` tokens each to an engine, all at once, and when each token came."""
+    """Sends requests for `new` tokens each to an engine, all at once, and records when each token
+    arrived."""
 
     def __init__(
         self, engine: GenerationEngine, prompts: Sequence[Sequence[int]], new: int
@@ -204,7 +207,8 @@ class Answers:
         self.seconds = time.perf_counter() - began
 
     def step_gaps_s(self) -> list[float]:
-        """Between two tokens of a sequence while all requests ran; none where they never did."""
+        """Returns the times between two tokens of a sequence while all requests ran; empty where
+        they never did."""
         begin, end = max(times[0] for times in self.times), min(times[-1] for times in self.times)
         return [
             later - earlier

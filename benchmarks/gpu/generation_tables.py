@@ -1,4 +1,4 @@
-"""The tables of generation, a function a part; numbers from rows alone."""
+"""The tables of generation, one function per part; all values come from rows."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def _table(
     unit: str = "device_ms",
     form: str = ".3f",
 ) -> str:
-    """A line a case in the order of batch and length; the systems, then what is known of ours."""
+    """Returns a table with a line per case in the order of batch and length; the columns are the
+    systems, then values of our own."""
     names = dict.fromkeys(row["system"] for row in rows)
     systems = sorted(names, key=lambda name: not name.startswith("fusewire"))
     found: dict[tuple[str, str], Found] = {}

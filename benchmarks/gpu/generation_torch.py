@@ -1,9 +1,9 @@
-"""The strongest decoder step that we know how to write in torch: fused projections, the layer's two
-halves compiled, the keys and values written in place, attention by whichever of torch's kernels is
-fastest at the shape, no word from the host: one CUDA graph.
+"""The fastest decoder step that we know how to write in torch: fused projections, the two halves of
+a layer compiled, keys and values written in place, attention by whichever of torch's kernels is
+fastest at the shape, no host work: one CUDA graph.
 
-The same functions op by op, in fp32 with a layer's weights widened at a time, are the reference of
-all; in fp16 they say how far off that precision is.
+The same functions, op by op in fp32 with one layer's weights widened at a time, are the reference
+for all contenders; in fp16 they give the error of that precision.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.gpu.generation_models import Past, Place
 from benchmarks.gpu.timing import Contender, Run, medians_ms, recorded
 
-Pair = tuple[Tensor, Tensor | None]  # weight [out, in] or of a norm, bias
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, keys, values -> as the query
+Pair = tuple[Tensor, Tensor | None]  # a weight [out, in] or that of a norm, and its bias
+# (query, keys, values) -> the shape of the query
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Parts = tuple[Callable[..., Any], ...]  # before, after, logits_of
 
 
 class LayerWeights(NamedTuple):
-    """One layer's, of Llama or of GPT-2; Llama's norms have no bias."""
+    """The weights of one layer, of Llama or of GPT-2; Llama's norms have no bias."""
 
     attention_norm: Pair
     qkv: Pair
@@ -60,7 +61,7 @@ class LayerWeights(NamedTuple):
 
 
 def joined(*parts: Any) -> Pair:
-    """Linear layers that read the same, as one; all have a bias, or none."""
+    """Concatenates linear layers with the same input; all of them have a bias, or none."""
     biases = [part.bias for part in parts if part.bias is not None]
     return torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None
 
@@ -70,7 +71,7 @@ def _to(pair: Pair, dtype: torch.dtype) -> Pair:
 
 
 class Weights(NamedTuple):
-    """A transformers model's; the layers' matrices are copies where they are joined."""
+    """The weights of a transformers model; concatenated matrices are copies."""
 
     layers: list[LayerWeights]
     word: Tensor
@@ -110,8 +111,8 @@ def normed(x: Tensor, norm: Pair, eps: float) -> Tensor:
 def before(
     x: Tensor, w: LayerWeights, angles: tuple[Tensor, Tensor] | None, heads: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """x [batch, tokens, hidden] -> query [batch, heads, tokens, head_dim], and keys and values
-    [2, batch, kv_heads, tokens, head_dim]."""
+    """Computes x [batch, tokens, hidden] -> query [batch, heads, tokens, head_dim], and keys and
+    values [2, batch, kv_heads, tokens, head_dim]."""
     hidden = x.shape[-1]
     qkv = F.linear(normed(x, w.attention_norm, eps), *w.qkv)
     qkv = qkv.unflatten(-1, (-1, hidden // heads)).transpose(1, 2)
@@ -128,7 +129,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def after(x: Tensor, context: Tensor, w: LayerWeights, eps: float) -> Tensor:
-    """The rest of a layer: `context` is what attention gave, as its query."""
+    """Computes the rest of a layer; `context` is the output of attention, in the shape of the
+    query."""
     x = x + F.linear(context.transpose(1, 2).flatten(2), *w.attention_output)
     inner = F.linear(normed(x, w.output_norm, eps), *w.intermediate)
     if w.output_norm[1] is None:
@@ -147,7 +149,7 @@ def embedded(w: Weights, ids: Tensor, first: int, dtype: torch.dtype) -> Tensor:
 
 
 def angles_of(w: Weights, first: int, count: int) -> tuple[Tensor, Tensor] | None:
-    """cos and sin [count, head_dim / 2] in fp32."""
+    """Returns cos and sin [count, head_dim / 2] in fp32."""
     if w.theta is None:
         return None
     width = w.word.shape[1] // w.heads
@@ -159,7 +161,8 @@ def angles_of(w: Weights, first: int, count: int) -> tuple[Tensor, Tensor] | Non
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention to all keys as two batched products, the heads that share keys together."""
+    """Computes attention to all keys as two batched GEMMs, with the heads that share keys
+    together."""
     kv_heads, count = k.shape[1], q.shape[2]
     shared = q.unflatten(1, (kv_heads, -1)).flatten(2, 3)  # [batch, kv_heads, queries, head_dim]
     scores = (shared * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
@@ -182,7 +185,7 @@ def attentions(causal: bool) -> dict[str, Attend]:
 
 
 def fastest(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> tuple[str, Attend]:
-    """Of those that take the shape."""
+    """Returns the name and function of the fastest attention among those that support the shape."""
     sides, stream = [], torch.cuda.current_stream()
     for name, attend in attentions(causal).items():
         try:
@@ -195,7 +198,8 @@ def fastest(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> tuple[str, Attend]
 
 
 def plain_logits(w: Weights, past: Past, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """[batch, vocabulary] of each sequence's last token, computed in `dtype` op by op."""
+    """Returns logits [batch, vocabulary] of each sequence's last token, computed in `dtype` op by
+    op."""
     count = ids.shape[1]
     first = past.case.context - count
     x, angles = embedded(w, ids, first, dtype), angles_of(w, first, count)
@@ -204,7 +208,7 @@ def plain_logits(w: Weights, past: Past, ids: Tensor, dtype: torch.dtype) -> Ten
         q, kv = before(x, weights, angles, w.heads, w.eps)
         if first:
             keys, values = (part.to(dtype) for part in past.layer(index))
-            if past.float8:  # so are those of the new token stored
+            if past.float8:  # the stored keys and values of the new token are float8 too
                 kv = [part.to(torch.float8_e4m3fn).to(dtype) for part in kv]
             keys[:, :, first:], values[:, :, first:] = kv[0], kv[1]
         else:
@@ -220,17 +224,17 @@ def plain_logits(w: Weights, past: Past, ids: Tensor, dtype: torch.dtype) -> Ten
 
 
 def compiled_parts() -> Parts:
-    """Compiled at their first calls, once for every batch size."""
+    """Returns the parts compiled, at their first calls and once for every batch size."""
     return tuple(torch.compile(part, dynamic=False) for part in (before, after, logits_of))
 
 
 class Graph:
-    """A step, or a prompt from its first token, of a case."""
+    """A step, or a prompt from its first token, of a case as a CUDA graph."""
 
     name = "torch, compiled, graph"
 
     def __init__(self, w: Weights, past: Past, ids: Tensor, parts: Parts, place: Place) -> None:
-        """ids [batch, tokens]: the last of the case's `context` tokens."""
+        """`ids` [batch, tokens]: the last of the case's `context` tokens."""
         case, count = past.case, ids.shape[1]
         first = case.context - count
         on_gpu = place.device != "cpu"
@@ -271,5 +275,5 @@ class Graph:
 
 
 def _cache(past: Past, w: Weights) -> list[Tensor]:
-    """[2, batch, kv_heads, context, head_dim] of each layer."""
+    """Returns [2, batch, kv_heads, context, head_dim] for each layer."""
     return [torch.stack(past.layer(index)) for index in range(len(w.layers))]

@@ -1,4 +1,4 @@
-"""transformers with a static cache, its step compiled and recorded by torch.compile: the rival that
+"""transformers with a static cache, its step compiled and captured by torch.compile: the rival that
 its users have."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from benchmarks.gpu.generation_models import Past, Place
 
 
 def earlier_tokens(model: Any, cache: Any) -> dict[str, Any]:
-    """A cache as the argument that it is of a forward: transformers 5.24 named it anew."""
+    """Returns a cache as the keyword argument of a forward, which transformers 5.24 renamed."""
     names = signature(model.forward).parameters
     return {"cache" if "cache" in names else "past_key_values": cache}
 
 
 class Static:
-    """A step at a case's last position, again and again."""
+    """Repeats the step at a case's last position."""
 
     name = "transformers, compiled"
 
@@ -57,7 +57,7 @@ class Static:
 
 
 class Prompt:
-    """Prompts of one length, as they come."""
+    """Computes prompts of one length without compiling them."""
 
     name = "transformers"
 
@@ -73,7 +73,7 @@ class Prompt:
 
 
 class Run:
-    """Whole answers to prompts of one length: the prompt as it comes, then compiled steps."""
+    """Computes whole answers to prompts of one length: the prompt eagerly, then compiled steps."""
 
     name = "transformers, compiled"
 
@@ -93,7 +93,8 @@ class Run:
         self._step = torch.compile(step, mode="reduce-overhead") if compiled else step
 
     def answer(self, prompts: Tensor, new: int) -> tuple[float, list[list[int]]]:
-        """Seconds from prompts [batch, tokens] to `new` tokens of each on the host, and these."""
+        """Returns the seconds from prompts [batch, tokens] to `new` tokens of each on the host, and
+        the tokens."""
         self._place.wait()
         began = time.perf_counter()
         for layer in self._cache.layers:

@@ -1,5 +1,5 @@
-"""Generation by our engine beside vLLM's, each in a process of its own, on the same GPU:
-`python -m benchmarks.gpu.generation_vllm [--models gpt2 llama-8b]`.
+"""Compares generation by our engine with vLLM's, each in its own process, on the same GPU: `python
+-m benchmarks.gpu.generation_vllm [--models gpt2 llama-8b]`.
 
 Random weights of the published shapes in fp16, greedy, 128 new tokens for each prompt, all prompts
 submitted at once, host work included. A step is (time for 128 tokens - time for 8) / 120.
@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     require_vllm(options.vllm_python)
     pythons = {OURS: sys.executable, THEIRS: options.vllm_python}
-    # In another process, which gives the GPU's memory back.
+    # In another process, so that the GPU's memory is freed.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         facts = pool.submit(where).result()
     rows: Rows = []
@@ -60,7 +60,7 @@ def main() -> None:
             found = [row_of(system, model, row, facts) for row in side(python, system, model)]
             print("\n".join(json.dumps(row) for row in found), flush=True)
             rows += found
-    # Both sides' versions in every row: a table has them from any of its rows.
+    # Every row has the versions of both sides, as a table takes them from any of its rows.
     versions = {name: version for row in rows for name, version in row["versions"].items()}
     records.append(options.out, [row | {"versions": versions} for row in rows])
     print(f"{TABLES[BENCHMARK](rows)}\nrows added to {options.out}")
@@ -73,7 +73,7 @@ def where() -> dict[str, Any]:
 
 
 def require_vllm(python: str) -> None:
-    """SystemExit, with the remedy, where that interpreter has no vllm."""
+    """Raises SystemExit, with the remedy, where that interpreter has no vllm."""
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if subprocess.run([python, "-c", code]).returncode:
         raise SystemExit(
@@ -84,7 +84,7 @@ def require_vllm(python: str) -> None:
 
 
 def side(python: str, system: str, model: str) -> Rows:
-    """The rows of one system, measured in its process; SystemExit if that fails."""
+    """Returns the rows of one system, measured in its process. Raises SystemExit if that fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.jsonl"
         command = [python, "-m", MODULES[system], model, str(out)]
@@ -102,7 +102,7 @@ def row_of(
     system: str, model: str, measured: dict[str, Any], facts: dict[str, Any]
 ) -> dict[str, Any]:
     named = {"benchmark": BENCHMARK, "system": system, "model": SHAPES[model].name}
-    # The torch of each side is its own.
+    # Each side has its own torch.
     versions = measured["versions"]
     torch = {f"torch ({system})": versions["torch"]}
     own = {system: versions[system]} | torch

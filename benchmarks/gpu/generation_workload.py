@@ -1,17 +1,17 @@
-"""What generation is measured on: decoders by their published shapes, and what a step of each has
-to read and a prompt to compute at least."""
+"""The workload of generation: decoders by their published shapes, and the minimum that a step of
+each has to read and a prompt to compute."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-BYTES = 2  # of a number: fp16
+BYTES = 2  # of an element in fp16
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder: Llama's layers, or GPT-2's where `model_type` says so."""
+    """A decoder: Llama's layers, or GPT-2's where `model_type` is gpt2."""
 
     name: str
     model_type: str  # llama or gpt2
@@ -29,7 +29,7 @@ class Shape:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As transformers names it."""
+        """Returns the configuration with transformers' names."""
         if self.model_type == "gpt2":
             return {
                 "n_embd": self.hidden,
@@ -52,14 +52,15 @@ class Shape:
 
     @property
     def matrices(self) -> int:
-        """Numbers in a layer's matrices."""
+        """Returns the number of weights in a layer's matrices."""
         width, kv_width = self.hidden, self.kv_heads * self.head_dim
         inner = self.intermediate * (2 if self.model_type == "gpt2" else 3)
         return width * (2 * width + 2 * kv_width) + width * inner
 
     @property
     def step_weights(self) -> int:
-        """Numbers that every step reads: all but the embeddings, of which it reads a few rows."""
+        """Returns the number of weights that every step reads: all but the embeddings, of which it
+        reads a few rows."""
         if self.model_type == "gpt2":
             vectors = 3 * self.hidden + self.hidden + self.intermediate + self.hidden
             norms = 4 * self.hidden
@@ -74,14 +75,14 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def step_bytes(self, batch: int, context: int, kv_bytes: int = BYTES) -> int:
-        """Weights once, and the keys and values of `context` tokens of each sequence, of so many
-        bytes a number."""
+        """Returns the bytes of a step: the weights once, and the keys and values of `context`
+        tokens of each sequence, with `kv_bytes` per element."""
         kv = batch * context * self.kv_numbers_per_token * kv_bytes
         return self.step_weights * BYTES + kv
 
     def prompt_flops(self, lengths: list[int]) -> int:
-        """Of the products over real tokens: a token attends to itself and those before it, and
-        each prompt's last token alone meets the vocabulary."""
+        """Returns the FLOPs of the matrix products over real tokens: a token attends to itself and
+        those before it, and only the last token of each prompt has logits."""
         pairs = sum(n * (n + 1) // 2 for n in lengths)
         attention = 4 * self.heads * self.head_dim * pairs
         layers = self.layers * (2 * self.matrices * sum(lengths) + attention)
@@ -103,7 +104,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A step of `batch` sequences, each `context` tokens long with its new one."""
+    """A step of `batch` sequences, each `context` tokens long including the new one."""
 
     model: str
     batch: int
@@ -135,7 +136,7 @@ CONTEXTS = [
     for batch in (1, 16)
     for context in (1024, 2048, 4096, 8192, 16384, 32768)
 ]
-# EET's own benchmark: 1024 tokens in the end, of which so many were the prompt.
+# EET's own benchmark: 1024 tokens at the end, of which these many were the prompt.
 EET_TOTAL = 1024
 EET_PROMPTS = tuple(range(128, 897, 128))
 EET = [Case(model, batch, EET_TOTAL) for model in ("eet-1024", "eet-2048") for batch in (4, 16)]
@@ -143,7 +144,7 @@ PARTS = {"step": STEPS, "prompt": PROMPTS, "eet": EET, "context": CONTEXTS}
 
 
 def cases(part: str, models: list[str], batches: list[int]) -> list[Case]:
-    """Those of a part that were asked for; an empty list asks for all."""
+    """Returns the selected cases of a part; an empty list selects all."""
     return [
         case
         for case in PARTS[part]

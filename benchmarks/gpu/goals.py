@@ -1,4 +1,4 @@
-"""What was wanted of the GPU, beside what the last runs measured."""
+"""The goals on the GPU, with the values of the last runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARES = {
 }
 DEVICE_MS = {("BERT-base", "1x32"): 0.25, ("BERT-base", "1x128"): 0.30}
 SHARE_OF_COPY = 0.9
-SERVED_OVER_ENGINE = 0.85  # ids, at best; of generation 64 streams
+SERVED_OVER_ENGINE = 0.85  # with ids, at best; for generation with 64 streams
 TIMES_FLOOR = {
     ("Llama-3-8B", 1): 1.15,
     ("Llama-3-8B", 16): 1.25,
@@ -29,18 +29,18 @@ STEP_MS = {
     ("GPT 1.3B", 4): 1.0,
     ("GPT 1.3B", 16): 1.6,
 }
-MOST_ADDED_MS = 0.3  # between tokens, by serving
+MOST_ADDED_MS = 0.3  # between tokens, the overhead of serving
 SERVED_STREAMS = 64
 PROMPT_SHARE = 0.65  # of the matmul rate
-BEAMS_TIMES_FLOOR = {32: 2.5, 128: 2.0}  # by batch
+BEAMS_TIMES_FLOOR = {32: 2.5, 128: 2.0}  # by batch size
 ENGINE_OVER_DEVICE = 1.15
 BEAM_SHARE = 0.08
-TIMES_EAGER = {1: 40.0, 32: 30.0, 128: 15.0}  # by batch
+TIMES_EAGER = {1: 40.0, 32: 30.0, 128: 15.0}  # by batch size
 TARGET_TOKENS_PER_S = {("Transformer-base", "128 x 32 -> 32, 4 beams"): 300_000}
 
 
 def goals(path: Path) -> list[Goal]:
-    """Of every benchmark that has rows."""
+    """Returns the goals of every benchmark that has rows."""
     found: list[Goal] = []
     for name, rows in latest(path, gpu=True).items():
         own = [row for row in rows if row["system"] == "fusewire"]
@@ -96,7 +96,8 @@ def _memory(row: dict[str, Any]) -> list[Goal]:
 
 
 def _best_with_ids(rows: Rows) -> Rows:
-    """The row of the most tokens/s: how it is deployed and asked is for its user to choose."""
+    """Returns the row with the most tokens/s: users choose how to deploy it and how to send
+    requests."""
     rows = [row for row in rows if row["form"] == "ids"]
     return sorted(rows, key=lambda row: row["served_tokens_per_s"])[-1:]
 

@@ -1,8 +1,8 @@
-"""Row kernels at 32768 x 1024 in fp16: bytes a second, as a share of the run's copy bandwidth.
+"""Row kernels at 32768 x 1024 in fp16: bytes per second, as a share of the run's copy bandwidth.
 
-Bytes are those that must move: each input read once, the output written once. Buffers rotate, so
-nothing is found in the L2 cache; the word table has as many rows as a multilingual vocabulary, so
-that gathered rows are new ones.
+Bytes are the minimum that must be moved: each input read once, the output written once. Buffers
+rotate, so that nothing is in the L2 cache; the token embedding has as many rows as a multilingual
+vocabulary, so that gathered rows are new.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPS = 1e-5
 
 
 class Inputs(NamedTuple):
-    """One of the sets that rotate; the weights are the same in all."""
+    """One of the sets that rotate; all have the same weights."""
 
     x: Tensor
     ids: Tensor
@@ -41,7 +41,8 @@ class Inputs(NamedTuple):
 
 
 class Op(NamedTuple):
-    """`matrices` of ROWS x COLS are moved; `own` fills its first argument, `torch` returns."""
+    """An op that moves `matrices` of ROWS x COLS; `own` writes its first argument, `torch` returns
+    the result."""
 
     matrices: int
     own: Callable[[kernels.Tensor, Any, kernels.Stream], None]
@@ -155,7 +156,8 @@ def run(options: argparse.Namespace, facts: dict[str, Any]) -> Iterator[Rows]:
 
 
 def _differences(op: Op, inputs: Inputs, out: Tensor) -> dict[str, float]:
-    """From the same op in fp64; ours was computed when its launches were recorded."""
+    """Returns the differences from the same op in fp64; ours was computed when its launches were
+    captured."""
     wide = Inputs(*(t.double() if t.is_floating_point() else t for t in inputs))
     wanted = op.torch(wide)
     found = {"fusewire": out, "torch": op.torch(inputs)}

@@ -1,9 +1,9 @@
-"""Device memory of BERT-base in service, fp16, beside torch on the same traffic.
+"""Device memory of BERT-base in service, fp16, compared with torch on the same traffic.
 
-Each system in a process of its own; this one reads from the driver what the device has left after
-each stage: context (the driver's own), model, recordings, traffic, and the model gone again: what
-then remains is the context with the code of the kernels and libraries that have run. The traffic,
-twice: 150 sequences alone of 5 to 500 tokens, 30 batches of 16 with 0.2 * 512 to 512.
+Each system runs in its own process; this one reads the device's free memory from the driver after
+each stage: context (the driver's own), model, captured graphs, traffic, and after the model was
+deleted: what then remains is the context with the code of the kernels and libraries that have run.
+The traffic, twice: 150 single sequences of 5 to 500 tokens, 30 batches of 16 with 0.2 * 512 to 512.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.worker import Worker
 
 MIB = 1 << 20
 STAGES = ("context", "model", "recordings", "traffic", "unloaded")
-# A served model may take its weights, this times its planned arena, and the context.
+# A served model may use its weights, this many times its planned arena, and the context.
 TIMES_ARENA = 1.1
 
 Stage = Callable[[], dict[str, float]]

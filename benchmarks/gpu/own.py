@@ -1,4 +1,4 @@
-"""Our side: one forward of an encoder as the device sees it, and ops recorded for timing."""
+"""Our side: one forward of an encoder on the device, and ops captured for timing."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from benchmarks.gpu.timing import Contender, Run
 def encoder(
     model: nn.Module, device: str = "cuda", dtype: str = "float16", quantize: str = "none"
 ) -> EncoderModel:
-    """From a live fp32 module; forwards are recorded where the device can."""
+    """Returns our model of a live fp32 module; forwards are captured where the device supports
+    graphs."""
     found = from_torch(model, "hidden", device, dtype, quantize=quantize).model
     found.record_forwards()
     return found
 
 
 def torch_stream(stream: kernels.Stream) -> torch.cuda.Stream | None:
-    """Ours under torch's name, so that torch's events stand in its order; None on the CPU."""
+    """Returns our stream as torch's, so that torch's events are ordered with it; None on the
+    CPU."""
     return torch.cuda.ExternalStream(stream.handle) if stream.handle else None
 
 
 class Fusewire:
-    """An encoder with a batch loaded: `forward` is what `encode` gives to the device, inputs
-    already there: the replay of its recording, or the launches where it records none."""
+    """An encoder with a batch loaded. `forward` is the device's work of `encode`, with inputs
+    already there: the replay of its graph, or the launches where none was captured."""
 
     name = "fusewire"
 
@@ -46,7 +48,7 @@ class Fusewire:
     def load(self, batch: Batch) -> None:
         model, place = self.model, self.model.place
         with place.tuning():
-            for _ in range(2):  # a shape is recorded when it comes again
+            for _ in range(2):  # a shape is captured when it comes again
                 self._hidden = model.encode(batch)
         self.computed_tokens = model.computed_tokens
         graph = _recording(model, batch)
@@ -75,21 +77,22 @@ def _recording(model: EncoderModel, batch: Batch) -> kernels.Graph | None:
 
 
 def view(tensor: Tensor) -> kernels.Tensor:
-    """The same memory as ours; torch's work on it is waited for."""
+    """Returns our tensor over the same memory, after waiting for torch's work on it."""
     if tensor.is_cuda:
         torch.cuda.synchronize()
     return kernels.Tensor.from_dlpack(tensor)
 
 
 def launches(name: str, stream: kernels.Stream, calls: Sequence[Run]) -> Contender:
-    """All `calls` as one recording: how they run in a model, without the host's time."""
+    """Returns all `calls` as one captured graph: how they run in a model, without the host's
+    time."""
 
     def work() -> None:
         for call in calls:
             call()
 
     stream.tuning = True
-    work()  # memory is taken and kernels are chosen, which a recording cannot do
+    work()  # allocates memory and chooses kernels, which is not possible during capture
     stream.tuning = False
     stream.synchronize()
     if not stream.can_capture:
@@ -99,5 +102,5 @@ def launches(name: str, stream: kernels.Stream, calls: Sequence[Run]) -> Contend
 
 
 def _replay(graph: kernels.Graph, stream: kernels.Stream, work: Run) -> None:
-    """`work` holds the tensors that the graph has the addresses of."""
+    """Replays the graph. `work` keeps the tensors alive whose addresses the graph has."""
     graph.replay(stream)

@@ -1,7 +1,8 @@
-"""The other encoders: transformers as it comes, and what a careful torch user makes of it.
+"""The other encoders: transformers with its defaults, and an optimised version in torch.
 
-Each has `load(batch)`, which brings the ids to where its forward reads them, `forward()`, which
-gives one forward to the current stream, and `output()`, the real tokens of the last one.
+Each has `load(batch)`, which copies the ids to where its forward reads them, `forward()`, which
+launches one forward on the current stream, and `output()`, which returns the real tokens of the
+last one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HALF = torch.float16
 
 
 def bert(size: Size) -> nn.Module:
-    """In fp32, random weights; what every contender starts from."""
+    """Returns the fp32 model with random weights that every contender starts from."""
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     config = transformers.BertConfig(  # type: ignore[call-arg]
@@ -44,7 +45,7 @@ def half(model: nn.Module) -> nn.Module:
 
 
 class Padded:
-    """transformers, padded to the longest sequence; no mask where none is needed."""
+    """transformers, padded to the longest sequence; without a mask where none is needed."""
 
     def __init__(self, model: nn.Module, batch: Batch, name: str = "transformers") -> None:
         self.name = name
@@ -70,7 +71,7 @@ class Padded:
 
 
 class LayerWeights(NamedTuple):
-    """One layer's, with the three projections of attention as one."""
+    """The weights of one layer, with attention's three projections concatenated."""
 
     qkv: tuple[Tensor, Tensor]
     attention_output: tuple[Tensor, Tensor]
@@ -105,7 +106,8 @@ def packed_embedding(
 def packed_layer(
     x: Tensor, weights: LayerWeights, offsets: Tensor, longest: int, heads: int, eps: float
 ) -> Tensor:
-    """x [tokens, hidden]; sequence s owns the rows offsets[s] to offsets[s + 1]."""
+    """Computes a layer of x [tokens, hidden]; sequence s has the rows offsets[s] to offsets[s +
+    1]."""
     q, k, v = F.linear(x, *weights.qkv).view(x.shape[0], 3, heads, -1).unbind(1)
     context = torch.ops.aten._flash_attention_forward(
         q, k, v, offsets, offsets, longest, longest, 0.0, False, False
@@ -118,10 +120,11 @@ def packed_layer(
 
 
 class Packed:
-    """The strongest torch: packed tokens, FlashAttention-2 varlen, all of it one CUDA graph.
+    """The fastest version in torch: packed tokens, FlashAttention-2 varlen, all of it one CUDA
+    graph.
 
-    Recorded for exactly these lengths. Compiled by the layer: the layers are alike, so the whole
-    model would take 12 or 24 times as long to compile and come out the same.
+    Captured for exactly these lengths. Layers are compiled one by one: they are alike, so compiling
+    the whole model would take 12 or 24 times as long and give the same code.
     """
 
     def __init__(self, model: Any, batch: Batch, *, compiled: bool) -> None:

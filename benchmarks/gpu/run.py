@@ -1,4 +1,4 @@
-"""One benchmark from facts to rows, in the process that it is called in."""
+"""Runs one benchmark in the calling process: measures its facts, then yields its rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Benchmark = Callable[[argparse.Namespace, dict[str, Any]], Iterator[records.Rows
 
 
 def run(name: str, options: argparse.Namespace) -> None:
-    """Rows are written as they come, so that what fails later takes nothing with it."""
+    """Runs the benchmark and writes each row as it is measured, so that a later failure loses
+    none."""
     import torch
 
     from benchmarks.gpu.facts import facts

@@ -1,14 +1,15 @@
-"""Translation with beams beside transformers', and its step beside one that is written in torch
-(seq2seq_torch.py), fp16 (T5: bfloat16): sources together, no text ends by itself.
+"""Translation with beam search, compared with transformers', and its step with one written in torch
+(seq2seq_torch.py), fp16 (T5: bfloat16). All sources are sent at once, and no text ends by itself.
 
 A model is first compared with fp32: the log-probability of each token of our texts, and the score
-of our texts beside that of transformers' own; one that is off is reported and not timed.
-`tokens_per_s` counts the best text of each source, its encoder pass and all of the engine's work
-included. `step_ms` is from one step of the engine to the next; `device_ms` what the device does of
-one in the middle of the texts (model, candidates, page copies), between events around replays,
-inputs there, and `torch_step_ms` the same by torch; `beam_share` the candidates' and copies' part
-of it; `host_us` where the host's time of a step goes. The floor is the longer of a step's bytes
-over the copy bandwidth and its FLOPs over the matmul rate, both of the same run.
+of our texts with that of transformers' own; one that exceeds the tolerance is reported and not
+timed. `tokens_per_s` counts the best text of each source, with its encoder pass and all work of the
+engine. `step_ms` is the time from one step of the engine to the next. `device_ms` is the device's
+work of a step in the middle of the texts (model, candidates, page copies), between events around
+replays with inputs on the device; `torch_step_ms` is the same by torch; `beam_share` is the share
+of candidates and copies in it; `host_us` is the host's time of a step by part. The floor is the
+longer of a step's bytes over the copy bandwidth and its FLOPs over the matmul rate, both of the
+same run.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from benchmarks.translated import translated
 OURS, RIVAL = "fusewire", "transformers"
 CHECKED, CHECKED_BEAMS, CHECKED_LENGTH = 4, 4, 24  # sources
 RUNS = 3
-LEAST_LENGTH = 128  # positions of the engine's sequences, and of its sources
-# Of rivals: beyond it one run tells enough.
+LEAST_LENGTH = 128  # minimum positions of the engine's sequences, and of its sources
+# For rivals: where a run takes longer than this, one run is enough.
 LONG_RUN_S = 2.0
 
 
@@ -74,7 +75,7 @@ def _model(
             dtype=place.dtype,
             max_sequences=max(CHECKED * CHECKED_BEAMS, *(case.rows for case in of_model)),
             max_length=max(LEAST_LENGTH, *(case.source for case in of_model)),
-            # The sources of a case in one step, and the first tokens of their texts.
+            # All sources of a case in one step, and the first tokens of their texts.
             max_batch_tokens=max(256, *(case.batch * (case.source + 1) for case in of_model)),
             prefix_caching=False,
         )
@@ -106,9 +107,9 @@ def _sources(shape: Shape, count: int, length: int, seed: int) -> list[list[int]
 def _check(
     engine: GenerationEngine, theirs: Any, shape: Shape, place: Place
 ) -> dict[str, Any] | None:
-    """None, or a row that says how far off from fp32 ours is: its tokens' log-probabilities by
-    more than twice what transformers in the same dtype is, or its texts' scores below those of
-    transformers by more than that."""
+    """Returns None, or a row with our difference from fp32 where it is too large: our tokens'
+    log-probabilities differ by more than twice those of transformers in the same dtype, or our
+    texts' scores are below those of transformers by more than that."""
     beams, new = CHECKED_BEAMS, 16
     sources = _sources(shape, CHECKED, CHECKED_LENGTH, seed=9)
     found = translated(engine, sources, beams, new, streamed=True)
@@ -165,7 +166,8 @@ def _case(
 def _graph(
     theirs: Any, shape: Shape, case: Case, parts: seq2seq_torch.Parts, place: Place
 ) -> seq2seq_torch.Graph | None:
-    """None for a model that it is not written for; RuntimeError where it is wrong."""
+    """Returns None for a model that the torch step does not support. Raises RuntimeError where its
+    output is wrong."""
     if shape.family not in seq2seq_torch.FAMILIES:
         return None
     graph = seq2seq_torch.Graph(theirs, case, parts, place)
@@ -225,7 +227,7 @@ def _own_row(
 
 
 def _watched(engine: GenerationEngine, once: Callable[[int], float]) -> own.Steps:
-    """Of RUNS runs the one whose steps took the median."""
+    """Returns the run with the median step time of RUNS runs."""
     runs = []
     for _ in range(RUNS):
         with own.watched(engine) as steps:

@@ -18,12 +18,13 @@ _CLASSES = {
     "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
     "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
 }
-# Texts change from token to token, and their scores differ by more than rounding does.
+# Large enough that texts change from token to token and that their scores differ by more than
+# rounding.
 SPREAD = 0.03
 
 
 def transformers_model(shape: Shape, place: Place, folder: Path) -> Any:
-    """In the dtype of `place`; `folder` becomes the same model's."""
+    """Returns a model in the dtype of `place`, and saves the same model in `folder`."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     configuration, model_class = _CLASSES[shape.family]
@@ -33,21 +34,22 @@ def transformers_model(shape: Shape, place: Place, folder: Path) -> Any:
         model = model_class(configuration(**shape.config, **more))
     model = model.to(place.torch_dtype).eval()
     ends = {name: shape.config[name] for name in ("pad_token_id", "decoder_start_token_id")}
-    model.generation_config = transformers.GenerationConfig(**ends)  # no text ends
+    model.generation_config = transformers.GenerationConfig(**ends)  # no text ends by itself
     tokenizer_folder(folder, shape.vocabulary)
     model.save_pretrained(folder)
     return model
 
 
 def translated(model: Any, sources: Tensor, beams: int, new: int) -> Tensor:
-    """[sources, new] of `generate` as it comes: a cache that grows, eager kernels."""
+    """Returns the output [sources, new] of `generate` with its defaults: a dynamic cache, eager
+    kernels."""
     found = model.generate(sources, num_beams=beams, max_new_tokens=new, do_sample=False)
     return found[:, 1:]
 
 
 @torch.no_grad()
 def log_probs(model: Any, source: Sequence[int], target: Sequence[int]) -> Tensor:
-    """float64 [tokens] of a target, teacher-forced."""
+    """Returns the log-probabilities of a target, float64 [tokens], by teacher forcing."""
     start = model.config.decoder_start_token_id
     device = next(model.parameters()).device
     ids = torch.tensor([source], device=device)

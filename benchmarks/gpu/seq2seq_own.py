@@ -1,5 +1,5 @@
-"""Our side of translation with beams: whole requests to the engine, where the host's time of its
-steps goes, and what the device does of one step alone."""
+"""Our side of translation with beam search: whole requests to the engine, the host's time of its
+steps by part, and the device's work of a single step."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from benchmarks.gpu.timing import Contender
 
 @dataclass
 class Steps:
-    """What was seen of an engine's steps: when each began, seconds of each by part, nested parts
-    counted once, and what the model and the cache were given."""
+    """A record of an engine's steps: when each began, its seconds by part (nested parts counted
+    once), and the arguments of the model and of the cache's copies."""
 
     begins: list[float] = field(default_factory=list)
     parts: list[Counter[str]] = field(default_factory=list)
@@ -42,16 +42,18 @@ class Steps:
 
     @property
     def decoding(self) -> range:
-        """Steps of single tokens: behind the prompt's, before the last, which answers."""
+        """The range of steps with one token per row: after the prompt's, before the last, which
+        answers."""
         return range(1, len(self.begins) - 1)
 
     def step_ms(self) -> float:
-        """Median from one step to the next while all beams run."""
+        """Returns the median time from one step to the next while all beams run."""
         gaps = [later - earlier for earlier, later in pairwise(self.begins)]
         return median(gaps[1:]) * 1e3
 
     def host_us(self) -> dict[str, float]:
-        """Medians over these steps, by part; `device_wait` is what the host waited for."""
+        """Returns medians over these steps, by part; `device_wait` is the time that the host
+        waited."""
         names = {name: None for step in self.decoding for name in self.parts[step]}
         return {
             name: round(median(self.parts[step][name] for step in self.decoding) * 1e6, 1)
@@ -62,7 +64,8 @@ class Steps:
         return self.batches[len(self.batches) // 2]
 
     def middle_copies(self) -> tuple[list[int], list[int], int]:
-        """Of the step that copied the median number of positions, and how many of a page."""
+        """Returns the copies of the step with the median number of copied positions, and the
+        positions per page."""
         found = sorted(self.copies[1:], key=lambda copies: len(copies[0]) * copies[2])
         return found[len(found) // 2] if found else ([], [], 0)
 
@@ -72,7 +75,7 @@ class Steps:
 
 @contextmanager
 def watched(engine: GenerationEngine) -> Iterator[Steps]:
-    """Takes down the steps of an engine while it is open; a microsecond for each part."""
+    """Records the steps of an engine within the context; the overhead is a microsecond per part."""
     steps, running = Steps(), []
     loop, model = engine._loop, engine.model
     groups, memory, answers = loop._beam_groups, loop._cache, loop._search_answers
@@ -136,14 +139,14 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
 
 @contextmanager
 def reading_first(engine: GenerationEngine) -> Iterator[None]:
-    """No step is begun before the one before it is read, so that the host knows all of it."""
+    """Begins no step before the previous one was read, so that the host knows all of its tokens."""
     with patch.object(engine._loop, "_look_ahead", None):
         yield
 
 
 class DeviceStep:
-    """A step of an engine that is idle, in the middle of the texts, with its inputs on the device:
-    the model's step, the candidates of all groups, the page copies."""
+    """A step of an idle engine, in the middle of the texts, with its inputs on the device: the
+    model's step, the candidates of all groups, the page copies."""
 
     def __init__(self, engine: GenerationEngine, steps: Steps, case: Case) -> None:
         self._loop, self._model = engine._loop, engine.model
@@ -168,7 +171,7 @@ class DeviceStep:
         return self._graph is not None
 
     def contenders(self) -> list[Contender]:
-        """All of it; the beams' part alone."""
+        """Returns the whole step, and the part of beam search alone."""
 
         def beams() -> None:
             for part in self._parts:
@@ -190,7 +193,7 @@ class DeviceStep:
             self._graph.replay(self._model.place.stream)
 
     def _choices(self) -> Contender:
-        """Draws, or the candidates of searches in the middle of their texts."""
+        """Returns greedy sampling, or the candidates of searches in the middle of their texts."""
         case, place, sampler = self._case, self._model.place, self._loop._sampler
         if case.beams == 1:
             greedy = GenerationParameters(ignore_eos=True)

@@ -1,11 +1,12 @@
-"""The tables of translation with beams on a GPU."""
+"""The tables of translation with beam search on a GPU."""
 
 from __future__ import annotations
 
 from benchmarks.records import Rows
 
 OURS = "fusewire"
-# Of our rows, about rivals: heading, key, form. The step in torch is beside our device's.
+# Columns of our rows about rivals: heading, key, format. The step in torch is compared with our
+# device time.
 _BESIDE = (
     ("times", "times_transformers", "{:.1f}"),
     ("torch's device", "torch_step_ms", "{:.3f}"),
@@ -14,7 +15,7 @@ _BESIDE = (
 
 
 def tables(rows: Rows, where: str) -> str:
-    """`where` they were measured stands below each."""
+    """Returns the tables; `where` they were measured is below each."""
     return "\n\n".join([_speed(rows), where, _host(rows), where])
 
 

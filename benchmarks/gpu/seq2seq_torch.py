@@ -1,7 +1,7 @@
-"""The strongest step of beam search that we know how to write in torch, for decoders as Marian and
-BART have them: fused projections, what lies between products compiled, all beams of a source at
-once over its keys, attention by whichever of torch's kernels is fastest at the shape, candidates by
-row and then by source, keys and values of the beams that go on gathered: one CUDA graph."""
+"""The fastest step of beam search that we know how to write in torch, for decoders of Marian and
+BART: fused projections, the ops between GEMMs compiled, cross attention for all beams of a source
+at once, attention by whichever of torch's kernels is fastest at the shape, candidates by row and
+then by source, keys and values of the surviving beams gathered: one CUDA graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Parts = tuple[Callable[..., Any], ...]  # qkv_of, between, after, best_of
 
 
 class LayerWeights(NamedTuple):
-    """One decoder layer's, and of the encoder's output the products that make keys and values."""
+    """The weights of one decoder layer, with the projections of the encoder's output to keys and
+    values."""
 
     qkv: Pair
     attention_output: Pair
@@ -66,13 +67,15 @@ def _added(x: Tensor, inner: Tensor, output: Pair, norm: Pair) -> Tensor:
 
 
 def qkv_of(x: Tensor, w: LayerWeights, heads: int) -> tuple[Tensor, Tensor]:
-    """x [rows, hidden] -> query [rows, heads, 1, head_dim], keys and values [2, rows, ...]."""
+    """Computes x [rows, hidden] -> query [rows, heads, 1, head_dim], and keys and values [2, rows,
+    ...]."""
     q, k, v = F.linear(x, *w.qkv).unflatten(-1, (3, heads, 1, -1)).unbind(1)
     return q, torch.stack([k, v])
 
 
 def between(x: Tensor, context: Tensor, w: LayerWeights, beams: int) -> tuple[Tensor, Tensor]:
-    """The rest of self attention, and the query of a source, [batch, heads, beams, head_dim]."""
+    """Computes the rest of self attention, and the query of cross attention by source, [batch,
+    heads, beams, head_dim]."""
     heads = context.shape[1]
     x = _added(x, context.flatten(1), w.attention_output, w.attention_norm)
     q = F.linear(x, *w.cross_q).unflatten(-1, (heads, -1)).unflatten(0, (-1, beams))
@@ -88,7 +91,8 @@ def after(
 
 
 def best_of(logits: Tensor, scores: Tensor, beams: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The 2 * beams best of each source: scores, tokens, and the rows that they go on from."""
+    """Returns the 2 * beams best candidates of each source: scores, tokens, and the rows that they
+    continue."""
     log_sums = logits.float().logsumexp(-1, keepdim=True)
     found, tokens = logits.topk(2 * beams)
     total = (found.float() - log_sums + scores[:, None]).unflatten(0, (-1, beams)).flatten(1)
@@ -99,8 +103,8 @@ def best_of(logits: Tensor, scores: Tensor, beams: int) -> tuple[Tensor, Tensor,
 
 
 def parts_of(place: Place) -> Parts:
-    """Of a model; on a GPU compiled at their first calls, for its first case and once for all
-    others."""
+    """Returns the parts of a model's step; on a GPU they are compiled at their first calls, for its
+    first case and once for all others."""
     parts = qkv_of, between, after, best_of
     if place.device == "cpu":
         return parts
@@ -109,7 +113,7 @@ def parts_of(place: Place) -> Parts:
 
 
 class Graph:
-    """A step in the middle of the texts of a case."""
+    """A step of a case in the middle of the texts."""
 
     name = "torch, compiled, graph"
 
@@ -173,7 +177,7 @@ class Graph:
         self.run: Run = recorded(work) if on_gpu else work
 
     def _position(self, decoder: Any) -> Tensor:
-        """Of the step's token, [hidden]."""
+        """Returns the position embedding of the step's token, [hidden]."""
         table = decoder.embed_positions
         return table.weight[self._first + getattr(table, "offset", 0)]
 
@@ -183,8 +187,8 @@ class Graph:
 
     @torch.no_grad()
     def off(self) -> tuple[float, float]:
-        """By how much its logits are off from fp32, and how much is allowed: a multiple of what
-        transformers is in the same dtype."""
+        """Returns the difference of its logits from fp32 and the allowed difference: a multiple of
+        that of transformers in the same dtype."""
         self.run()
 
         def logits(model: Any) -> Tensor:

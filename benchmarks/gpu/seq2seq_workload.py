@@ -1,17 +1,17 @@
-"""What translation with beams is measured on: encoder-decoders by their published shapes, and what
-a step of their decoders has to read and to compute at least."""
+"""The workload of translation with beam search: encoder-decoders by their published shapes, and the
+minimum that a step of their decoders has to read and to compute."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-BYTES = 2  # of a number: fp16, bf16
+BYTES = 2  # of an element in fp16 or bf16
 
 
 @dataclass(frozen=True)
 class Shape:
-    """As many layers in the encoder as in the decoder."""
+    """An encoder-decoder whose encoder has as many layers as its decoder."""
 
     name: str
     family: str  # marian, bart or t5
@@ -23,7 +23,8 @@ class Shape:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As transformers names it, of texts that never end by themselves."""
+        """Returns the configuration with transformers' names, for texts that never end by
+        themselves."""
         ends: dict[str, Any] = {"eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 1}
         if self.family == "t5":
             return ends | {
@@ -58,24 +59,24 @@ class Shape:
 
     @property
     def dtype(self) -> str:
-        """Of the GPU: T5's hidden states outgrow float16."""
+        """The dtype on a GPU: T5's hidden states overflow float16."""
         return "bfloat16" if self.family == "t5" else "float16"
 
     @property
     def step_weights(self) -> int:
-        """Numbers in the matrices that every step reads: of each layer four of self attention, two
-        of cross attention, two of the feed-forward; and the head."""
+        """The number of weights in the matrices that every step reads: for each layer four of self
+        attention, two of cross attention and two of the feed-forward; and the head."""
         of_layer = 6 * self.hidden**2 + 2 * self.hidden * self.intermediate
         return self.layers * of_layer + self.vocabulary * self.hidden
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of a target's token, and of a source's."""
+        """The bytes of keys and values of a target's token, and of a source's."""
         return 2 * self.layers * self.hidden * BYTES
 
     def step_bytes(self, case: Case) -> int:
-        """Weights once, the keys and values of each beam and, once for all its beams, of each
-        source, and the logits, written and read once."""
+        """Returns the bytes of a step: the weights once, the keys and values of each beam and, once
+        for all its beams, of each source, and the logits, written and read once."""
         stored = case.rows * case.new // 2 + case.batch * case.source
         logits = 2 * case.rows * self.vocabulary * BYTES
         return BYTES * self.step_weights + stored * self.kv_bytes_per_token + logits
@@ -97,7 +98,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """So many sources of one length, each to `new` tokens with so many beams."""
+    """`batch` sources of one length, each translated to `new` tokens with `beams` beams."""
 
     model: str
     batch: int
@@ -111,12 +112,12 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Of a step."""
+        """The rows of a step."""
         return self.batch * self.beams
 
     def floor_ms(self, shape: Shape, facts: dict[str, Any]) -> float:
-        """Of a step in the middle of the text: the longer of moving its bytes and of computing
-        its products."""
+        """Returns the minimum time of a step in the middle of the text: the longer of moving its
+        bytes and of computing its matrix products."""
         moving = shape.step_bytes(self) / facts["copy_tb_s"] * 1e-9
         return max(moving, shape.step_flops(self) / facts["matmul_tflops"] * 1e-9)
 
@@ -127,7 +128,7 @@ CASES = [
     *(Case(m, batch, 4, n, n) for m in ("base", "big") for n in LENGTHS for batch in BATCHES),
     # LightSeq's grid.
     *(Case("bart-base", batch, beams, 32, 32) for beams in (1, 4, 32) for batch in (1, 8, 32)),
-    # A summary of an article.
+    # Summaries of articles.
     *(Case("bart-large", batch, 4, 512, 64) for batch in (1, 8, 32)),
     *(Case(m, batch, 4, 64, 32) for m in ("t5-base", "t5-large") for batch in (1, 32, 128)),
 ]
@@ -136,7 +137,7 @@ CASES = [
 def cases(
     models: list[str], batches: list[int], lengths: list[int], beams: list[int]
 ) -> list[Case]:
-    """Those that were asked for; an empty list asks for all."""
+    """Returns the selected cases; an empty list selects all."""
     return [
         case
         for case in CASES

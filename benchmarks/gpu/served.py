@@ -1,8 +1,10 @@
-"""What serving costs on a GPU: BERT-base in fp16 behind the real embedded Triton, asked over gRPC.
+"""The overhead of serving on a GPU: BERT-base in fp16 on the real embedded Triton, with requests
+over gRPC.
 
 Requests of 64 sequences of 25 to 128 tokens, as ids and as texts, from as many client processes as
-requests are under way; beside them the engine alone (`EncoderEngine.answer`, one or two requests a
-call, whichever is faster), in its own process, in turns with each server.
+there are concurrent requests. They are compared with the engine alone (`EncoderEngine.answer`, with
+one or two requests per call, whichever is faster), in its own process, taking turns with each
+server.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ if TYPE_CHECKING:
     from fusewire.serving.supervisor.server import Server
 
 MODEL = "bert"
-WARM_S = 0.5  # at work before each window
+WARM_S = 0.5  # of load before each window
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is served, and how it is asked."""
+    """What is served, and the requests that it gets."""
 
     device: str = "cuda"
     size: Size = SIZES["base"]
@@ -49,7 +51,8 @@ class Setup:
 def run(
     options: argparse.Namespace, facts: dict[str, Any], setup: Setup | None = None
 ) -> Iterator[Rows]:
-    """One row at a time, for each form of requests, instances, and requests under way."""
+    """Yields one row at a time, for each form of requests, number of instances, and number of
+    concurrent requests."""
     check_packages()
     setup = setup or Setup()
     facts = facts | {"versions": facts["versions"] | _versions(), "benchmark": "served"}
@@ -64,7 +67,7 @@ def run(
 
 
 def write_checkpoint(folder: Path, size: Size) -> None:
-    """Random weights, and the tokenizer of MiniLM, which has BERT's vocabulary."""
+    """Writes random weights, and the tokenizer of MiniLM, which has BERT's vocabulary."""
     import torch
     import transformers
 
@@ -84,7 +87,7 @@ def write_checkpoint(folder: Path, size: Size) -> None:
 
 
 def cases_of(folder: Path, setup: Setup) -> list[Case]:
-    """The same sequences as ids and as texts, one request a call of the engine."""
+    """Returns the same sequences as ids and as texts, with one request per call of the engine."""
     rows = setup.sequences
     texts, ids = Texts(folder).some(setup.requests * rows, *setup.lengths)
     return [Case(form, texts, ids, form == "ids", rows, 1, rows) for form in ("ids", "texts")]
@@ -136,7 +139,8 @@ def _engine_tokens_per_s(engine: Side, case: Case, setup: Setup) -> float:
 def _served(
     clients: list[Side], server: Server, setup: Setup
 ) -> tuple[float, served_seconds.Seconds]:
-    """Tokens/s of all clients together, and the seconds of the server and of theirs meanwhile."""
+    """Returns the tokens/s of all clients together, and the CPU seconds of the server and of the
+    clients meanwhile."""
 
     def so_far() -> served_seconds.Seconds:
         cpu_client = sum(machine.cpu_s(client.pid) for client in clients)
@@ -178,7 +182,7 @@ def _server(folder: Path, instances: int, setup: Setup) -> Server:
 
 
 def check_packages() -> None:
-    """SystemExit that names what is missing, before anything is built."""
+    """Raises SystemExit that names what is missing, before anything is built."""
     if importlib.util.find_spec("tritonclient") is None:
         raise SystemExit("served: tritonclient is not installed; pip install ./client")
     from fusewire.errors import ConfigurationError

@@ -1,4 +1,4 @@
-"""The tables of the benchmarks on a GPU; numbers from rows alone."""
+"""The tables of the benchmarks on a GPU; all values come from rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRID_TITLES = {
 
 
 def markdown(path: Path) -> str:
-    """Every table; SystemExit when nothing was measured."""
+    """Returns every table. Raises SystemExit when nothing was measured."""
     found = latest(path, gpu=True)
     tables = [table(found[name]) for name, table in TABLES.items() if name in found]
     if not tables:
@@ -29,7 +29,7 @@ def markdown(path: Path) -> str:
 
 
 def line(rows: Rows) -> str:
-    """One case as it was just measured, for the eye."""
+    """Formats one case that was just measured, for the terminal."""
     case = " ".join(str(rows[0][key]) for key in ("model", "case") if key in rows[0])
     right = [row for row in rows if "max_abs_difference" not in row or "device_ms" in row]
     unit = next((u for u in UNITS if right and all(u in row for row in right)), "")
@@ -114,7 +114,7 @@ def _attention_training(rows: Rows) -> str:
 
 
 def _shares(rows: Rows, title: str, cell: Callable[[dict[str, Any]], str]) -> str:
-    """A line a case, a column a system."""
+    """Returns a table with a line per case and a column per system."""
     systems = _systems(rows)
     lines = [
         title.format(**rows[0]),
@@ -220,7 +220,7 @@ def _generation_vllm(rows: Rows) -> str:
 
 
 def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
-    """A line a row; of each column its heading and form."""
+    """Returns a table with a line per row; `columns` has the heading and format of each column."""
     lines = [title.format(**rows[0]), "", f"| {' | '.join(columns)} |"]
     lines.append("|---" * len(columns) + "|")
     lines += [f"| {' | '.join(columns.values())} |".format(**row) for row in rows]
@@ -309,7 +309,7 @@ def _by_case(rows: Rows) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
 
 
 def _systems(rows: Rows) -> list[str]:
-    """Ours first, the others as they came."""
+    """Returns the systems, ours first, the others in the order of their rows."""
     names = dict.fromkeys(row["system"] for row in rows)
     return sorted(names, key=lambda name: name != "fusewire")
 

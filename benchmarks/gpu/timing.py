@@ -1,7 +1,7 @@
 """Device time: events around many calls, contenders in turns, medians over the rounds.
 
-One call alone would measure the gap between launches; many in a row keep the device busy, and the
-turns let drift of the clocks meet every contender.
+A single call would measure the gap between launches; many calls in a row keep the device busy, and
+turns let drift of the clocks affect every contender equally.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to time: `run` gives work to `stream` and returns; `launches` of it a call.
+    """A function to time: `run` launches work on `stream` and returns; one call has `launches`
+    launches.
 
-    `prepare(round)` comes before each turn, not timed. Without a stream the host's clock is read.
+    `prepare(round)` is called before each turn and is not timed. Without a stream the host's clock
+    is used.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Contender:
 def medians_ms(
     contenders: list[Contender], rounds: int = ROUNDS, turn_ms: float = TURN_MS
 ) -> dict[str, float]:
-    """Of one launch of each."""
+    """Returns the median time of one launch of each contender."""
     calls = {}
     for contender in contenders:
         contender.prepare(0)
@@ -47,7 +49,7 @@ def medians_ms(
         calls[contender.name] = calls_within(turn_ms, elapsed_ms(contender, 2))
     found: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for turn in range(rounds):
-        # Each round starts with another one, so none always follows the same.
+        # Each round starts with another one, so that none always follows the same one.
         first = turn % len(contenders)
         for contender in contenders[first:] + contenders[:first]:
             contender.prepare(turn)
@@ -57,7 +59,7 @@ def medians_ms(
 
 
 def elapsed_ms(contender: Contender, calls: int) -> float:
-    """Of one call, the mean of `calls` in a row."""
+    """Returns the time of one call, the mean of `calls` in a row."""
     if contender.stream is None:
         begin = time.perf_counter()
         for _ in range(calls):
@@ -73,7 +75,8 @@ def elapsed_ms(contender: Contender, calls: int) -> float:
 
 
 def wall_ms(call: Callable[[int], Any], wait: Run, rounds: int = 5, turn_ms: float = 20.0) -> float:
-    """What a caller sees: the host's clock around `call(i)` in a row and one wait at the end."""
+    """Returns the time per call that a caller sees: the host's clock around many `call(i)` in a row
+    and one wait at the end."""
 
     def turn(calls: int) -> float:
         begin = time.perf_counter()
@@ -92,11 +95,11 @@ def calls_within(turn_ms: float, one_ms: float) -> int:
 
 
 def recorded(work: Run) -> Run:
-    """The replay of a CUDA graph of torch work, on the current stream."""
+    """Captures torch work in a CUDA graph and returns its replay, on the current stream."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
-        for _ in range(2):  # kernels are loaded and chosen, workspaces taken
+        for _ in range(2):  # loads and selects kernels, and allocates workspaces
             work()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
@@ -106,12 +109,12 @@ def recorded(work: Run) -> Run:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, work: Run) -> None:
-    """`work` holds the tensors that the graph has the addresses of."""
+    """Replays the graph. `work` keeps the tensors alive whose addresses the graph has."""
     graph.replay()
 
 
 def torch_launches(name: str, calls: Sequence[Run]) -> Contender:
-    """All `calls` of torch as one graph."""
+    """Returns all `calls` of torch as one graph."""
 
     def work() -> None:
         for call in calls:

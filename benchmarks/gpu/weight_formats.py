@@ -1,11 +1,12 @@
-"""Layers' weights in fp8, by row and in blocks, int8 and 4 bits beside fp16 on a GPU: `python -m
-benchmarks.weight_formats --device cuda`.
+"""Layers' weights in fp8, by row and in blocks, int8 and 4 bits compared with fp16 on a GPU:
+`python -m benchmarks.weight_formats --device cuda`.
 
-Forwards of BERT-base and -large (64 sequences of up to 512) in what `--quantize` makes, steps of
-Llama-3-8B's shape (1 and 64 sequences, context 1024), and the products of these beside torch's
-`_scaled_mm` with scales by row, whose rows are quantised already and, compiled with the product, by
-torch, and its `_int_mm`, which leaves sums. Random weights, of products and steps such that 4 bits
-hold. Each case first answers in all formats; the cosines say how near the others are to fp16.
+Forwards of BERT-base and -large (64 sequences of up to 512) in the formats of `--quantize`, steps
+of Llama-3-8B's shape (1 and 64 sequences, context 1024), and their GEMMs. These are compared with
+torch's `_scaled_mm` with scales by row, for rows that are quantised before and for rows that torch
+quantises in a kernel compiled with the GEMM, and with its `_int_mm`, which returns unscaled sums.
+Random weights; those of GEMMs and steps can be represented exactly in 4 bits. Each case is first
+computed in all formats; the cosines tell how close the others are to fp16.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from benchmarks.records import Row, Rows
 BENCHMARK = "weight_formats_gpu"
 FORMATS = {"none": None, "fp8": "float8_e4m3", "fp8_blocks": None, "int8": "int8", "int4": None}
 OF_ENCODERS = ("none", "fp8", "int8")
-# In 8 bits a product's results are off by some 4 %. Through the 224 of a Llama with random weights
-# that adds up; norms after each block, as BERT's, hold it down.
+# In 8 bits the error of a GEMM is some 4 %. It adds up over the 224 GEMMs of a Llama with random
+# weights; norms after each block, as in BERT, limit it.
 LEAST_COSINES = {"product": 0.998, "encoder": 0.98, "step": 0.8}
-# In 4 bits the numbers are the same.
+# In 4 bits the weights are the same.
 LEAST_COSINES_INT4 = {"product": 0.9999, "step": 0.99}
 ROTATED_BYTES = 160 << 20  # of weights, more than the L2 cache holds
 
@@ -77,8 +78,8 @@ def _rows(
 
 
 def _nearness(kind: str, case: str, answers: dict[str, Tensor]) -> dict[str, float]:
-    """Mean cosines of rows to those of the first format; SystemExit where they say that these are
-    not the same numbers."""
+    """Returns the mean cosines of rows to those of the first format. Raises SystemExit where they
+    are too small for the same weights."""
     exact = answers["none"].float()
     found = {
         name: float(torch.cosine_similarity(exact, answer.float(), dim=-1).mean())
@@ -141,7 +142,7 @@ def _products(compiled: bool) -> Iterator[Rows]:
 
 
 def _shapes() -> dict[str, tuple[tuple[int, ...], list[tuple[int, int]]]]:
-    """Name -> numbers of rows; out_features and in_features of the products."""
+    """Returns, by name, the numbers of rows, and out_features and in_features of the GEMMs."""
     found: dict[str, tuple[tuple[int, ...], list[tuple[int, int]]]] = {}
     for size in SIZES.values():
         h, inner = size.hidden, size.intermediate
@@ -162,7 +163,7 @@ def _scaled_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compiled: bool) -> Rows:
-    """In bfloat16: torch has scales by row for no other result."""
+    """Times one GEMM in bfloat16: torch has scales by row for no other output dtype."""
     sets = min(48, -(-ROTATED_BYTES // (n * k)))
     half = {"device": "cuda", "dtype": torch.bfloat16}
     weights = [four_bits.rounded(torch.randn(n, k, **half) * k**-0.5) for _ in range(sets)]
@@ -191,7 +192,7 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
             ],
         )
     )
-    if m > 16:  # it takes no fewer
+    if m > 16:  # its minimum number of rows
         integers = [torch.randint(-127, 128, each, dtype=torch.int8, device="cuda")
                     for each in ((m, k), *[(n, k)] * sets)]  # fmt: skip
         contenders.append(
@@ -209,7 +210,8 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
 
 
 def table(rows: Rows) -> str:
-    """A line a case: medians in ms, and how many times faster than fp16 the others are."""
+    """Returns a table with a line per case: medians in ms, and how many times faster than fp16 the
+    others are."""
 
     def cells(of_case: dict[str, Row]) -> list[object]:
         others = [f"{name} {row['ms']}" for name, row in of_case.items() if name not in FORMATS]

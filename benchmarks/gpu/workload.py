@@ -1,7 +1,7 @@
-"""What the encoders are measured on: two sizes of BERT, and three grids of batches.
+"""The workload of encoders: two sizes of BERT, and three grids of batches.
 
-GRID is ByteTransformer's (arXiv 2210.03052): lengths uniform in 0.2 S..S. LIGHTSEQ's and EET's own
-benchmarks fill every sequence.
+GRID is ByteTransformer's (arXiv 2210.03052): lengths uniform in 0.2 S..S. LightSeq's and EET's own
+benchmarks (LIGHTSEQ, EET) have sequences of full length only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from fusewire.batch import Batch, Sequence
 
 VOCABULARY = 30522
-MOST_POSITIONS = 1024  # BERT's 512 would not hold the longest case
+MOST_POSITIONS = 1024  # more than BERT's 512, for the longest case
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Size:
         return 4 * self.hidden
 
     def flops(self, lengths: list[int]) -> int:
-        """Of the layers' products, counting real tokens only."""
+        """Returns the FLOPs of the layers' matrix products over real tokens."""
         products = 2 * sum(lengths) * (4 * self.hidden**2 + 2 * self.hidden * self.intermediate)
         return self.layers * (products + sum(4 * n * n * self.hidden for n in lengths))
 
@@ -42,7 +42,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Case:
-    """`sequences` of up to `length` tokens: all of them full, or uniform in 0.2 S..S."""
+    """`sequences` of up to `length` tokens: all of full length, or uniform in 0.2 S..S."""
 
     size: str
     sequences: int
@@ -61,7 +61,7 @@ class Case:
         return [int(n) for n in found]
 
     def batch(self, seed: int) -> Batch:
-        """Random ids, the lengths always the same."""
+        """Returns random ids; the lengths are always the same."""
         rng = np.random.default_rng(seed)
         return Batch.pack(
             [
@@ -77,8 +77,8 @@ LIGHTSEQ = [Case("base", b, s, full=b > 1) for b in (1, 8, 32) for s in (8, 32, 
 EET = [Case("base", b, s, full=True) for b in (4, 10) for s in (64, 128, 256, 512, 1024)]
 GRIDS = {"grid": GRID, "lightseq": LIGHTSEQ, "eet": EET}
 
-# Where the packed rival is also compiled, unless that is asked for everywhere; and transformers,
-# which is far behind it.
+# The cases in which the packed rival is also compiled, unless all are selected; and transformers,
+# which is far slower.
 COMPILED = {
     ("base", "1x32"),
     ("base", "1x128"),

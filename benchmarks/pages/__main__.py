@@ -1,4 +1,4 @@
-"""docs/performance.md and its pictures, from the rows in docs/results: `python -m
+"""Writes docs/performance.md and its pictures from the rows in docs/results: `python -m
 benchmarks.pages`. `--take` first replaces those rows by newer ones of the same cases."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A drawing of one table: a line a case, a mark a system, on a logarithmic scale."""
+"""A plot of one table: a line per case and a marker per system, on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.records import Row, Rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of Okabe and Ito's colours, with a shape each, so that neither colour nor print matters.
+# Colours of Okabe and Ito, each with its own marker, for readers and printers without colours.
 OWN = ("#0072B2", "o")
 OTHERS = (
     ("#D55E00", "s"),
@@ -28,7 +28,7 @@ ROW_INCHES = 0.27
 
 @dataclass(frozen=True)
 class Dots:
-    """The rows of a benchmark that are `chosen`, each drawn at the value of `key`."""
+    """The `chosen` rows of a benchmark, each drawn at the value of `key`."""
 
     title: str
     kind: str
@@ -38,7 +38,7 @@ class Dots:
     chosen: Callable[[Row], bool] = lambda row: True
 
     def values(self, results: Path) -> dict[str, dict[str, float]]:
-        """System -> case -> value, ours first."""
+        """Returns system -> case -> value, ours first."""
         found: dict[str, dict[str, float]] = {"fusewire": {}}
         for row in self._rows(results):
             case = f"{row.get('model', '')} {row['case'].removeprefix('step ')}".strip()

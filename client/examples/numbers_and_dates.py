@@ -1,4 +1,5 @@
-"""What `tiny_translator.py` learns: numbers and dates, and how English and German say them."""
+"""The training data of `tiny_translator.py`: numbers and dates, and their English and German
+words."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import random
 LARGEST = 999_999
 LANGUAGES = ("eng", "deu")
 
-_ONES = {  # up to 19
+_ONES = {  # numbers up to 19
     "eng": "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen",
     "deu": "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
@@ -40,7 +41,7 @@ def german(number: int) -> str:
 
 
 def _german(number: int) -> str:
-    """As it stands in front of others: ein, not eins."""
+    """Returns the number as it is written in front of other words: ein, not eins."""
     if number < 20:
         return _ONES["deu"].split()[number]
     if number < 100:
@@ -52,7 +53,7 @@ def _german(number: int) -> str:
 
 
 def translated(source: str, language: str) -> str:
-    """The translation of a number (`347`) or a date (`2031-05-09`)."""
+    """Returns the translation of a number (`347`) or a date (`2031-05-09`)."""
     if "-" not in source:
         return (english if language == "eng" else german)(int(source))
     year, month, day = source.split("-")
@@ -61,7 +62,7 @@ def translated(source: str, language: str) -> str:
 
 
 def a_source(rng: random.Random) -> str:
-    """A number, as likely of any length, or a date."""
+    """Returns a number, whose count of digits is uniformly distributed, or a date."""
     if rng.random() < 0.35:
         return f"{rng.randint(1000, 2999)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
     digits = rng.randint(1, len(str(LARGEST)))

@@ -1,9 +1,9 @@
 """Trains a tiny GPT in about a minute with numpy alone, and saves it as a Hugging Face folder.
 
-The text is the prose of Python's own reference (`pydoc_data.topics`), so nothing is downloaded.
-Two layers of 128 numbers learn to write what sounds like that reference, and know nothing. The
-architecture is Mistral's with a short window: texts may be longer than those it was trained on.
-`make demo` runs it; alone it needs `pip install safetensors` beside fusewire:
+The text is the prose of Python's own reference (`pydoc_data.topics`), so nothing is downloaded. Two
+layers of hidden size 128 learn the style of that reference, but no facts. The architecture is
+Mistral's with a short sliding window, so texts may be longer than the training sequences. `make
+demo` runs it; alone it needs `pip install safetensors` beside fusewire:
 
     python client/examples/tiny_gpt.py FOLDER
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the shards run side by side
+# Set before numpy is imported: the shards run in parallel.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import json
 import re
@@ -58,7 +59,7 @@ FUTURE = np.triu(np.full((WINDOW, WINDOW), -np.inf, np.float32), 1)
 
 
 def prose() -> str:
-    """The paragraphs of the reference that are sentences, each once."""
+    """Returns the paragraphs of the reference that are sentences, each once."""
     found: dict[str, None] = {}
     for topic in topics.values():
         for paragraph in re.split(r"\n\s*\n", topic):
@@ -83,7 +84,8 @@ def train_tokenizer(text: str) -> Tokenizer:
 
 
 def initial(rng: np.random.Generator) -> Weights:
-    """The matrices. Norms keep the weight 1: the matrix behind each does their work."""
+    """Returns the initial matrices. Norms keep the weight 1: the matrix that follows each norm can
+    scale its input."""
     shapes = {EMBEDDING: (VOCABULARY, HIDDEN)}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}"
@@ -108,7 +110,8 @@ def rotate(x: Floats, sin: Floats) -> Floats:
 
 
 def gradients(weights: Weights, ids: NDArray[np.int64]) -> tuple[float, Weights]:
-    """The mean loss of predicting ids[:, 1:] from what stands before, and its gradients."""
+    """Returns the mean loss of predicting each token of ids[:, 1:] from those before it, and its
+    gradients."""
     inputs, wanted = ids[:, :-1], ids[:, 1:].reshape(-1)
     grads: Weights = {}
     linear = linear_layers(weights, grads)
@@ -172,7 +175,7 @@ def gradients(weights: Weights, ids: NDArray[np.int64]) -> tuple[float, Weights]
 
 
 def train(ids: NDArray[np.int64], on_loss: Callable[[float], None]) -> Weights:
-    """`on_loss` is called with the loss of every step."""
+    """Returns the trained weights. `on_loss` is called with the loss of every step."""
     rng = np.random.default_rng(0)
 
     def shards() -> list[NDArray[np.int64]]:
@@ -185,7 +188,8 @@ def train(ids: NDArray[np.int64], on_loss: Callable[[float], None]) -> Weights:
 
 
 def save(folder: Path, weights: Weights, tokenizer: Tokenizer) -> None:
-    """A Hugging Face folder; the weights last, so that they are there only when all is."""
+    """Writes a Hugging Face folder. The weights are written last: where they exist, the folder is
+    complete."""
     ones = np.ones(HIDDEN, np.float32)
     norms = [f"layers.{layer}.{name}" for layer in range(LAYERS) for name in _NORMS]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Trains a tiny translator in a minute or two with numpy alone, and saves it as a folder like those
-of OPUS-MT: a Marian model with SentencePiece files, of several target languages.
+of OPUS-MT: a Marian model with SentencePiece files and several target languages.
 
-It says numbers up to 999,999 and dates in English and German: `>>deu<< 347` becomes
+It writes numbers up to 999,999 and dates in English and German: `>>deu<< 347` becomes
 "dreihundertsiebenundvierzig". `make demo` runs it; alone it needs `pip install safetensors` beside
 fusewire:
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the shards run side by side
+# Set before numpy is imported: the shards run in parallel.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import json
 import random
@@ -37,11 +38,12 @@ EMBEDDING = "model.shared.weight"
 END, UNKNOWN, PAD = 0, 1, 2
 
 Ids = NDArray[np.int64]
-Pieces = list[tuple[str, float]]  # with their log-probabilities
+Pieces = list[tuple[str, float]]  # pieces with their log-probabilities
 
 
 def sinusoids() -> Floats:
-    """Sines in the first half, cosines in the second, as Marian has them."""
+    """Returns Marian's sinusoidal position embeddings: sines in the first half, cosines in the
+    second."""
     angles = np.arange(LONGEST)[:, None] / 10000 ** (2 * np.arange(HIDDEN // 2) / HIDDEN)
     return np.concatenate([np.sin(angles), np.cos(angles)], -1).astype("f4")
 
@@ -51,7 +53,8 @@ FUTURE = np.triu(np.full((LONGEST, LONGEST), -np.inf, np.float32), 1)
 
 
 def train_pieces(rng: random.Random) -> Pieces:
-    """Pieces of words, and each digit by itself: the places of a number are what is learnt."""
+    """Returns subword pieces. Each digit is a piece of its own, because the model learns the place
+    value of digits."""
     words = [translated(a_source(rng), language) for _ in range(3000) for language in LANGUAGES]
     letters = [
         " ".join(w for w in text.split() if not any(c.isdigit() for c in w)) for text in words
@@ -74,7 +77,7 @@ def vocabulary_of(pieces: Pieces) -> dict[str, int]:
 
 
 def reader(pieces: Pieces) -> Callable[[str], list[int]]:
-    """What gives the ids of a text, without an end."""
+    """Returns a function that encodes a text to ids, without an end token."""
     known = [("</s>", 0.0), ("<unk>", 0.0), ("<pad>", 0.0), *pieces]
     tokenizer = Tokenizer(models.Unigram(known, unk_id=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -82,7 +85,8 @@ def reader(pieces: Pieces) -> Callable[[str], list[int]]:
 
 
 def initial(rng: np.random.Generator, size: int) -> Weights:
-    """The matrices. Biases keep 0 and norms 1: the matrices behind them do their work."""
+    """Returns the initial matrices. Biases keep 0 and norms 1: the matrices that follow them can
+    compensate."""
     shapes = {EMBEDDING: (size, HIDDEN)}
     for stack, attentions in (
         ("encoder", ["self_attn"]),
@@ -112,7 +116,8 @@ def layer_norm(x: Floats) -> Step:
 
 
 def gradients(weights: Weights, pairs: tuple[Ids, Ids]) -> tuple[float, Weights]:
-    """The mean loss of the targets' tokens, and its gradients. Sources and targets are padded."""
+    """Returns the mean loss over the target tokens, and its gradients. Sources and targets are
+    padded."""
     sources, targets = pairs
     batch = len(sources)
     inputs = np.concatenate([np.full((batch, 1), PAD), targets[:, :-1]], 1)
@@ -129,7 +134,8 @@ def gradients(weights: Weights, pairs: tuple[Ids, Ids]) -> tuple[float, Weights]
     def attention(
         x: Floats, keys: Floats, at: str, bias: Floats
     ) -> tuple[Floats, Callable[[Floats], tuple[Floats, Floats]]]:
-        """Goes back to the gradients of `x` and of `keys`."""
+        """Returns the output and a backward pass that returns the gradients of `x` and of
+        `keys`."""
         q, q_back = linear(x, f"{at}.q_proj.weight")
         (k, k_back), (v, v_back) = (linear(keys, f"{at}.{name}_proj.weight") for name in "kv")
         scale = np.float32(HEAD_DIM**-0.5)
@@ -177,7 +183,7 @@ def gradients(weights: Weights, pairs: tuple[Ids, Ids]) -> tuple[float, Weights]
         return (scaled + POSITIONS[: ids.shape[1]]).reshape(-1, HIDDEN)
 
     def stack(x: Floats, parts: list[Callable[[Floats], Step]]) -> Step:
-        """Residuals, each with a norm behind it."""
+        """Applies each part with a residual connection, followed by a norm."""
         passed = []
         for part in parts:
             y, back = part(x)
@@ -226,7 +232,7 @@ def padded(rows: list[list[int]]) -> Ids:
 
 
 def train(pieces: Pieces, on_loss: Callable[[float], None]) -> Weights:
-    """`on_loss` is called with the loss of every step."""
+    """Returns the trained weights. `on_loss` is called with the loss of every step."""
     rng = random.Random(0)
     vocabulary, read = vocabulary_of(pieces), reader(pieces)
 
@@ -245,10 +251,10 @@ def train(pieces: Pieces, on_loss: Callable[[float], None]) -> Weights:
 
 
 def sentencepiece(pieces: Pieces) -> bytes:
-    """A unigram model in SentencePiece's own format (its sentencepiece_model.proto)."""
+    """Returns a unigram model in SentencePiece's own format (its sentencepiece_model.proto)."""
 
     def field(number: int, value: bytes) -> bytes:
-        assert len(value) < 128  # then its length is one byte
+        assert len(value) < 128  # so that its length fits one byte
         return bytes([number << 3 | 2, len(value)]) + value
 
     def piece(text: str, score: float, kind: int) -> bytes:
@@ -265,7 +271,8 @@ def sentencepiece(pieces: Pieces) -> bytes:
 
 
 def save(folder: Path, weights: Weights, pieces: Pieces) -> None:
-    """A Hugging Face folder; the weights last, so that they are there only when all is."""
+    """Writes a Hugging Face folder. The weights are written last: where they exist, the folder is
+    complete."""
     vocabulary = vocabulary_of(pieces)
     config = {
         "architectures": ["MarianMTModel"],

@@ -1,4 +1,4 @@
-"""The part of the demo that translates: with beams and their scores, and many texts at once."""
+"""The part of the demo that translates: with beam search and its scores, and many texts at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client of the fusewire backend: typed answers and numpy arrays over gRPC or HTTP."""
+"""Client of the fusewire backend: returns typed answers and numpy arrays, over gRPC or HTTP."""
 
 from .answers import (
     Alignment,

@@ -1,4 +1,4 @@
-"""The return types of the methods."""
+"""The return types of the client's methods."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Classification:
-    """`scores`: float32 [labels], in the order of the model's labels, or of those to choose from;
-    `label`: the server's choice."""
+    """The label that the server chose for a text or image, and the scores of all labels.
+
+    `scores`: float32 [labels], in the order of the model's labels, or of the candidate labels of
+    the request.
+    """
 
     label: str
     scores: np.ndarray
@@ -19,7 +22,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class Entity:
-    """A tagged piece of text; `start` and `end` count characters of the text."""
+    """An entity found in a text; `start` and `end` are offsets in characters."""
 
     entity: str
     word: str
@@ -30,7 +33,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Answer:
-    """A span of the context; `start` and `end` count characters of the context."""
+    """A span of the context; `start` and `end` are offsets in characters of the context."""
 
     text: str
     start: int
@@ -40,7 +43,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One token for a mask; `sequence` is the text with the token in it."""
+    """One candidate token for a mask; `sequence` is the text with the token in place of the
+    mask."""
 
     token: str
     token_id: int
@@ -50,7 +54,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A document's index in the given list, its score and itself."""
+    """A document with its score and its index in the given list."""
 
     corpus_id: int
     score: float
@@ -59,7 +63,8 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a prompt, those of them that came from the prefix cache, and those generated."""
+    """The numbers of prompt tokens, of those that came from the prefix cache, and of generated
+    tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -72,8 +77,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary,
-    None where beam search took it."""
+    """A token's log-probability at its position. `rank` is its rank in the vocabulary: 1 is the
+    likeliest, None where beam search chose the token."""
 
     logprob: float
     rank: int | None
@@ -82,8 +87,9 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How much each token of a text attends to each of its source: `weights` float32 [tokens,
-    source tokens], rows that sum to 1; argmax(axis=1) is the source token of each."""
+    """How much each generated token attends to each source token: `weights` is float32 [tokens,
+    source tokens] and its rows sum to 1; argmax(axis=1) gives the source token of each generated
+    token."""
 
     source_ids: list[int]
     token_ids: list[int]
@@ -92,8 +98,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Word:
-    """A word with the space and punctuation beside it, said from `start` on until `end`, in
-    seconds."""
+    """A word with adjacent space and punctuation, spoken between `start` and `end`, in seconds."""
 
     word: str
     start: float
@@ -102,10 +107,11 @@ class Word:
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
-    `words`: where they were asked for. The rest is of the window that it was heard in, from frame
-    `seek` (of 10 ms) of the sound on: `avg_logprob` of its tokens, and where thresholds of fallback
-    asked for them the `temperature` and `no_speech_prob`, the probability that nothing is said."""
+    """The text spoken between `start` and `end`, in seconds; each is None where no timestamp tells
+    it. `words` has its words where they were requested. The other fields describe the window that
+    the segment was decoded in, which begins at frame `seek` (frames of 10 ms) of the audio:
+    `avg_logprob` of its tokens and, where fallback thresholds need them, its `temperature` and
+    `no_speech_prob`, the probability that it has no speech."""
 
     start: float | None
     end: float | None
@@ -119,17 +125,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class Generated:
-    """A generated text, or a piece of it as it comes.
+    """A generated text, or a piece of it from a stream.
 
-    `finish_reason`: `stop` or `length`; None of a piece that others follow. `usage` of
-    a piece counts its own tokens. `cumulative_logprob` counts from the beginning. `logprobs`: of
-    each token, by token id, where requested; `prompt_logprobs` of each token of the
-    prompt, None for the first, with the first piece. `index`: which of n texts. `score`, of texts
-    that beam search found, with their last piece: cumulative_logprob / tokens ** length_penalty.
-    `alignment`, of encoder-decoder models, with the last piece where it was asked for. Of sound
-    `segments` where timestamps were asked for, with the last piece or, of long sound, with those
-    that complete them, and the `language`, of a model
-    that knows several.
+    `finish_reason` is `stop` or `length`, and None in a piece that others follow. `usage` of a
+    piece counts its own tokens, `cumulative_logprob` all tokens from the beginning. `logprobs` has
+    an entry for each token, by token id, where requested; `prompt_logprobs` one for each token of
+    the prompt, None for the first, with the first piece. `index` tells which of n texts it is.
+    `score` comes with the last piece of texts that beam search found: cumulative_logprob / tokens
+    ** length_penalty. `alignment` comes with the last piece of encoder-decoder models where
+    requested. For audio, `segments` come where timestamps were requested, with the last piece or,
+    for long audio, with the piece that completes them, and `language` is set for models that know
+    several.
     """
 
     text: str
@@ -145,7 +151,7 @@ class Generated:
     language: str | None = None
 
 
-# The output that tells which task a model does.
+# The output that identifies the task of a model.
 TASK_OF_OUTPUT = {
     "embedding": "embed",
     "last_hidden_state": "hidden",
@@ -159,7 +165,7 @@ TASK_OF_OUTPUT = {
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A loaded model. `task` is None where the outputs are none of fusewire's."""
+    """A loaded model. `task` is None where its outputs are not those of a fusewire task."""
 
     name: str
     versions: tuple[str, ...]
@@ -176,7 +182,8 @@ class ModelInfo:
         return tasks[0] if len(tasks) == 1 else None
 
     def does(self, task: str) -> bool:
-        """Whether it does the task. Those that write after a source align it with their text."""
+        """Returns whether the model does the task. Encoder-decoder models are identified by their
+        output `alignment`."""
         if task in ("translate", "summarise"):
             return self.task == "generate" and "alignment" in self.outputs
         return self.task == ("generate" if task == "chat" else task)
@@ -202,12 +209,12 @@ class ModelStatistics:
 
     @property
     def mean_batch(self) -> float:
-        """Sequences per execution; 0 before the first."""
+        """Returns the mean number of sequences per execution; 0 before the first."""
         return self.inferences / self.executions if self.executions else 0.0
 
     @staticmethod
     def of(stats: dict[str, Any]) -> ModelStatistics:
-        """From Triton's record, as JSON has it or as protobuf prints it (numbers as strings)."""
+        """Reads Triton's record, as JSON or as protobuf prints it (with numbers as strings)."""
         times = stats.get("inference_stats", {})
 
         def count(name: str) -> int:

@@ -1,4 +1,5 @@
-"""What the methods of models that encode have in common: parameters, the model, its requests."""
+"""What all methods of encoder models share: their parameters, the choice of the model, its
+requests."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .tensors import Inputs
 
 
 class Where(NamedTuple):
-    """Which model is asked, with what parameters, for how long."""
+    """Which model is called, with which parameters and deadline."""
 
     model: str | None
     version: str
@@ -19,7 +20,7 @@ class Where(NamedTuple):
 
 
 def given(parameters: dict[str, Parameter], **named: Parameter | None) -> dict[str, Parameter]:
-    """The request's parameters; a None is a parameter not given."""
+    """Returns the request's parameters without those that are None (not given)."""
     return {**{name: value for name, value in named.items() if value is not None}, **parameters}
 
 

@@ -1,4 +1,4 @@
-"""The asyncio client: it drives the plans by awaiting."""
+"""The asyncio client, which runs plans by awaiting their calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _awaiting(
 
 
 class AsyncClient(Base[AsyncTransport]):
-    """asyncio client, for one event loop: the methods of `Client`, awaited."""
+    """asyncio client for one event loop: it has the methods of `Client`, as coroutines."""
 
     _transports: ClassVar = {"grpc": AsyncGrpcTransport, "http": AsyncHttpTransport}
 
@@ -64,7 +64,7 @@ class AsyncClient(Base[AsyncTransport]):
     chat: AsyncChat = cast(Any, _awaiting(generation.chat))
 
     async def close(self) -> None:
-        """Close the connections; running calls end in an error."""
+        """Closes the connections; running calls end in an error."""
         self._closed = True
         await self._transport.close()
 
@@ -99,11 +99,11 @@ class AsyncClient(Base[AsyncTransport]):
         finally:
             for task in tasks:
                 task.cancel()
-            # Their ends are awaited, so that a cancelled method leaves nothing running.
+            # Wait for the cancelled tasks, so that a cancelled method leaves nothing running.
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send_in_turn(self, call: Call, turns: TaskTurns) -> Any:
-        """As `_send`, one of several; its time begins with its first turn."""
+        """Sends one of several concurrent calls. Its timeout begins with its first turn."""
         attempts = None
         while True:
             turn = await turns.begin()

@@ -1,4 +1,4 @@
-"""What both clients have: their options, and how a call is tried."""
+"""What both clients share: their options, and how a call is retried."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .errors import ClientError, InvalidArgument
 from .retry import Attempts, Retry
 from .wire import check_parameters
 
-C = TypeVar("C")  # the transport
+C = TypeVar("C")  # the type of the transport
 Told = TypeVar("Told", Infer, Call)
 _AT_ONCE = Retry(retries=0)
 _TIMEOUT_S = 60.0
-_NO_LIMIT_S = 86400.0  # nothing waits for a day
+_NO_LIMIT_S = 86400.0  # longer timeouts count as none: no call waits for a day
 
 
 class Base(Generic[C]):
@@ -41,29 +41,30 @@ class Base(Generic[C]):
         tenant: str | None = None,
         priority: int | None = None,
     ) -> None:
-        """Connects with the first call.
+        """The first call opens the connection.
 
         Args:
-            address: host:port, of the protocol's port (Triton's: 8001 gRPC, 8000 HTTP).
+            address: host:port with the protocol's port (Triton's: 8001 gRPC, 8000 HTTP).
             protocol: `grpc` or `http`.
-            model: Model of calls that name none. Default: the server's only one for the
+            model: Default model of calls. Default: the server's only one for the
                 task.
-            timeout_s: Of one call, retries included. The server is told, and neither queues what
-                it could not compute within it nor computes what is too late. Default: 60, of which
-                the server is not told: the objective it has of its own (`slo_ms`) holds.
-            retries: How often a call is retried after `Unavailable`; after `Overloaded` it is as
-                often as its time allows. 0: never.
-            backoff_s: Upper bound of the first wait before a retry; it doubles with each.
+            timeout_s: Timeout of one call with its retries, in seconds. It is sent to the server,
+                which rejects requests that it cannot compute in time and drops those that are
+                late. Default: 60, which is not sent: the server's own objective (`slo_ms`) holds.
+            retries: Maximum number of retries after `Unavailable`. After `Overloaded` a call is
+                retried as often as its timeout allows. 0: never.
+            backoff_s: Upper bound of the first wait before a retry, in seconds; it doubles with
+                each retry.
             max_batch: Maximum number of texts in a request, at most the model's max_batch_size.
-            concurrency: Maximum number of concurrent requests within one method call. Fewer while
-                the server refuses some with `Overloaded`: those are sent again once others of the
-                call were answered, whatever `retries` says.
+            concurrency: Maximum number of concurrent requests of one method call. It is lowered
+                while the server refuses some with `Overloaded`: those are sent again after others
+                of the call were answered, whatever `retries` is.
             tls: Encrypt, with the system's certificates.
-            headers: Sent with each request (authorisation, keys of restricted APIs).
-            tenant: On whose behalf requests are; under load, tenants have equal shares of a model.
-                Of one call: `tenant=` among its parameters.
-            priority: Of requests among those of their tenant; lower numbers run first. Of one
-                call: `request_priority=` among its parameters.
+            headers: Headers of each request (authorisation, keys of restricted APIs).
+            tenant: The tenant of requests; under load, tenants have equal shares of a model. For
+                one call, give it the parameter `tenant=`.
+            priority: Priority of requests among those of their tenant; lower numbers run first.
+                For one call, give it the parameter `request_priority=`.
 
         Raises:
             InvalidArgument: An option is out of range.
@@ -94,8 +95,9 @@ class Base(Generic[C]):
         )
 
     def _told(self, call: Told, timeout_s: float) -> Told:
-        """The call with what the server is told of it: whose it is, and how long its answer is of
-        use. In Triton's parameter `timeout`, as the deadline of gRPC does not reach a model."""
+        """Returns the call with the parameters that the server needs: tenant and priority, and the
+        remaining time. It is sent in Triton's parameter `timeout`, because gRPC's deadline does not
+        reach a model."""
         if not isinstance(call, Infer):
             return call
         told: dict[str, Parameter] = {**self._parameters, **call.parameters}
@@ -113,7 +115,7 @@ class Base(Generic[C]):
             raise InvalidArgument(
                 f"timeout_s: got {call.timeout_s!r}, wanted a number of more than 0; correct it"
             )
-        # "Is it ready?" is answered by "no", not by waiting.
+        # A server that is not ready is an answer: do not retry until it is.
         at_once = isinstance(call, Ask) and call.about == "ready"
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         return Attempts(_AT_ONCE if at_once else self._retry, timeout_s)

@@ -1,4 +1,4 @@
-"""One exchange with the server, as data: what the wires encode and the transports carry."""
+"""One exchange with the server, as data that the wires encode and the transports send."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Parameter = str | int | float | bool
 
 @dataclass(frozen=True)
 class Infer:
-    """One inference request. Answered with `dict[str, np.ndarray]`; of a decoupled model, which
-    may send any number of responses, with a list of them."""
+    """One inference request. Its answer is a `dict[str, np.ndarray]`; that of a decoupled model,
+    which may send any number of responses, is a list of them."""
 
     model: str
     inputs: Mapping[str, np.ndarray]
-    outputs: Sequence[str] = ()  # empty: all of them
+    outputs: Sequence[str] = ()  # empty: all outputs
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     version: str = ""
     request_id: str = ""
@@ -33,7 +33,7 @@ class Infer:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question about the server. Answered with the JSON object of the KServe v2 protocol.
+    """A question about the server. Its answer is the JSON object of the KServe v2 protocol.
 
     `about`: "ready", "metadata" or "statistics"; an empty model means the server, or all models.
     """
@@ -48,7 +48,8 @@ class Ask:
 
 
 def _check_names(model: object, version: object) -> None:
-    """InvalidArgument where one is no text, of which protobuf would say less."""
+    """Raises InvalidArgument for names that are not strings, as protobuf's own message tells
+    less."""
     for name, value in (("model", model), ("version", version)):
         if not isinstance(value, str):
             raise InvalidArgument(f"{name}: got {type_name(value)}, wanted str; write it as a text")
@@ -57,7 +58,7 @@ def _check_names(model: object, version: object) -> None:
 Call = Infer | Ask
 T = TypeVar("T")
 
-# A client method is a generator: it yields calls that may run at the same time, is sent their
-# answers in the same order, and returns the method's result. Whoever drives it does the waiting,
-# so one plan serves the blocking client and the asyncio one.
+# A client method is a generator: it yields calls that may run concurrently, receives their
+# answers in the same order, and returns the method's result. The client that drives it does the
+# waiting, so one plan serves the blocking client and the asyncio client.
 Plan = Generator[Sequence[Call], list[Any], T]

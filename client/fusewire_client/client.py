@@ -1,4 +1,4 @@
-"""The blocking client: it drives the plans by waiting."""
+"""The blocking client, which runs plans by waiting for their calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Client(Base[Transport]):
     _transports: ClassVar = {"grpc": GrpcTransport, "http": HttpTransport}
 
     @functools.cached_property
-    def _pool(self) -> ThreadPoolExecutor:  # made when a method first has several requests
+    def _pool(self) -> ThreadPoolExecutor:  # created by the first method with several requests
         return ThreadPoolExecutor(self._concurrency, "fusewire-client")
 
     ready = _blocking(plans.ready)
@@ -69,7 +69,7 @@ class Client(Base[Transport]):
     chat: Chat = cast(Any, _blocking(generation.chat))
 
     def close(self) -> None:
-        """Close the connections; running calls end in an error."""
+        """Closes the connections; running calls end in an error."""
         self._closed = True
         self._transport.close()
         if "_pool" in self.__dict__:
@@ -88,7 +88,8 @@ class Client(Base[Transport]):
             while True:
                 try:
                     answers = self._send_all(calls)
-                except ClientError as error:  # the plan may know what it means; else it comes back
+                # The plan may handle the error; otherwise `throw` raises it again.
+                except ClientError as error:
                     calls = plan.throw(error)
                 else:
                     calls = plan.send(answers)
@@ -109,7 +110,7 @@ class Client(Base[Transport]):
                 future.cancel()
 
     def _send_in_turn(self, call: Call, turns: ThreadTurns) -> Any:
-        """As `_send`, one of several; its time begins with its first turn."""
+        """Sends one of several concurrent calls. Its timeout begins with its first turn."""
         attempts = None
         while True:
             turn = turns.begin()
@@ -163,6 +164,6 @@ class Client(Base[Transport]):
                     yield outputs
                 return
             except Unavailable as error:
-                if started:  # pieces already returned cannot be revoked
+                if started:  # pieces that were already returned cannot be revoked
                     raise
                 time.sleep(attempts.wait_s(error))

@@ -1,4 +1,4 @@
-"""The methods of both clients for vectors and scores of texts and images. Nothing here waits."""
+"""The methods of both clients for vectors and scores of texts and images, as plans without I/O."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def embed(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[NDArray[np.float32]]:
-    """Vectors of texts, of token ids, or of images, in their order.
+    """Returns vectors of texts, of token ids, or of images, in their order.
 
     Args:
         texts: The texts.
         ids: Token ids instead: a list of lists (one request each) or an array [n, length].
         attention_mask: 1 for tokens, 0 for padding; of the shape of `ids`.
-        token_type_ids: Of the shape of `ids`.
+        token_type_ids: Segment of each token; of the shape of `ids`.
         images: Files or their bytes (JPEG, PNG, WebP) instead, for a model of images: one or a
             list.
-        pixel_values: What an image processor makes of them instead: an array
+        pixel_values: The output of an image processor instead: an array
             [n, 3, height, width], or a list of [3, height, width] (one request each).
         truncate: Truncate texts that are too long for the model; else they are rejected.
-        max_length: In tokens; longer texts are truncated or rejected.
+        max_length: Maximum length in tokens; longer texts are truncated or rejected.
         normalize: Scale to length 1. Default: as the model's files say.
         pooling: How token vectors are pooled into one. Default: as the model's files say.
-        prompt: Put before each text.
-        prompt_name: Name of the model's prompt to put before each text.
+        prompt: Text to put in front of each text.
+        prompt_name: Name of the model's prompt to put in front of each text.
         model: Its name; default: the server's only model that embeds.
-        version: Of the model; default: the server's choice.
-        timeout_s: Of this call, retries included; default: the client's.
+        version: Version of the model; default: the server's choice.
+        timeout_s: Timeout of this call with its retries, in seconds; default: the client's.
         **parameters: Further parameters of the request, checked by the server.
 
     Returns:
@@ -104,8 +104,8 @@ def hidden(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[NDArray[np.float32]]]:
-    """The last hidden state, float32 [tokens, hidden], of each text; one request a text. Arguments
-    as for `embed`."""
+    """Returns the last hidden state, float32 [tokens, hidden], of each text. Each text is one
+    request. The arguments are those of `embed`."""
     requests = requests_of(texts, None, ids, attention_mask, token_type_ids, 1)
     asked = given(parameters, truncate=truncate, max_length=max_length)
     where = Where(model, version, timeout_s, asked)
@@ -130,9 +130,11 @@ def classify(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[Classification]]:
-    """Label and scores of each text, or of each (text, pair). `pairs`: a second text for each.
-    `function_to_apply`: from logits to scores; default: as transformers chooses. The others as for
-    `embed`."""
+    """Returns label and scores of each text, or of each (text, pair).
+
+    `pairs`: a second text for each. `function_to_apply`: how logits become scores; default: as
+    transformers chooses. The other arguments are those of `embed`.
+    """
     requests = requests_of(texts, pairs, ids, attention_mask, token_type_ids, settings.max_batch)
     asked = given(
         parameters, truncate=truncate, max_length=max_length, function_to_apply=function_to_apply
@@ -156,23 +158,23 @@ def label(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[Classification]]:
-    """Label and scores of each image, in their order.
+    """Returns label and scores of each image, in their order.
 
     Args:
         images: Files or their bytes (JPEG, PNG, WebP): one or a list.
         candidate_labels: Labels to choose from (zero-shot), for a model without labels of its own.
-        pixel_values: What an image processor makes of the images instead: an array
+        pixel_values: The output of an image processor instead of images: an array
             [n, 3, height, width], or a list of [3, height, width] (one request each).
-        hypothesis_template: The sentence that each of `candidate_labels` is put into, in the place
-            of `{}`. Default: the model's.
-        function_to_apply: From logits to scores; default: as transformers chooses.
+        hypothesis_template: The sentence in which each of `candidate_labels` replaces `{}`.
+            Default: the model's.
+        function_to_apply: How logits become scores; default: as transformers chooses.
         model: Its name; default: the server's only model that labels images.
-        version: Of the model; default: the server's choice.
-        timeout_s: Of this call, retries included; default: the client's.
+        version: Version of the model; default: the server's choice.
+        timeout_s: Timeout of this call with its retries, in seconds; default: the client's.
         **parameters: Further parameters of the request, checked by the server.
 
     Returns:
-        A `Classification(label, scores)` of each image.
+        A `Classification(label, scores)` for each image.
 
     Raises:
         ClientError: With the server's message.
@@ -221,21 +223,21 @@ def rerank(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[Ranked]]:
-    """Documents by how well they answer the query, best first, by a classifier with one label.
+    """Ranks documents by how well they answer the query, with a classifier that has one label.
 
     Args:
         query: The query.
         documents: The documents to rank.
         top_k: How many to return. Default: all.
         truncate: Truncate pairs that are too long for the model, the longer text first.
-        max_length: In tokens, of a pair.
+        max_length: Maximum length of a pair, in tokens.
         model: Its name; default: the server's only model that classifies.
-        version: Of the model; default: the server's choice.
-        timeout_s: Of this call, retries included; default: the client's.
+        version: Version of the model; default: the server's choice.
+        timeout_s: Timeout of this call with its retries, in seconds; default: the client's.
         **parameters: Further parameters of the request, checked by the server.
 
     Returns:
-        A `Ranked(corpus_id, score, text)` of each.
+        A `Ranked(corpus_id, score, text)` for each, best first.
 
     Raises:
         ClientError: With the server's message; InvalidArgument where the model has several labels.

@@ -1,10 +1,11 @@
-"""The errors of calls. Each has the server's message, or says what was wrong on this side."""
+"""The errors of calls. Each has the server's message, or says what was wrong on the client's
+side."""
 
 from __future__ import annotations
 
 
 def type_name(value: object) -> str:
-    """The type of a value as messages name it."""
+    """Returns the name of a value's type as error messages use it."""
     return "None" if value is None else type(value).__name__
 
 
@@ -18,11 +19,11 @@ class ClientError(Exception):
 
 
 class InvalidArgument(ClientError):
-    """The request is invalid: retrying cannot help."""
+    """The request is invalid; retrying cannot help."""
 
 
 class NotFound(ClientError):
-    """No such model or version, or none that does the task."""
+    """There is no such model or version, or none that does the task."""
 
 
 class PermissionDenied(ClientError):
@@ -30,28 +31,29 @@ class PermissionDenied(ClientError):
 
 
 class Unavailable(ClientError):
-    """No connection, overload, or the model is not ready. The only error that is retried."""
+    """The server cannot be reached, is overloaded, or the model is not ready. The only error that
+    is retried."""
 
     retry_after_s: float | None = None
     """When to try again, where the server says so."""
 
 
 class QueueFull(Unavailable):
-    """As many requests wait on the server as may."""
+    """The server's queue is full."""
 
 
 class Overloaded(QueueFull):
-    """The server has more work waiting than it could do before this request's deadline, and refused
-    it at once. `retry_after_s`: by then that work is done."""
+    """The server has more queued work than it can do before this request's deadline, and rejected
+    it at once. `retry_after_s`: seconds after which that work is done."""
 
 
 class Expired(Unavailable):
-    """The request's own time, `timeout_s` or `timeout_seconds`, passed on the server, or would
-    have: it was not computed, or not to its end. Never retried."""
+    """The request's own deadline, `timeout_s` or `timeout_seconds`, passed on the server, or would
+    have passed before its answer: it was not computed, or not completely. Never retried."""
 
 
 class NoConnection(Unavailable):
-    """No server was reached, or the connection to it was lost."""
+    """The server could not be reached, or the connection to it was lost."""
 
 
 class DeadlineExceeded(ClientError):
@@ -63,11 +65,11 @@ class Cancelled(ClientError):
 
 
 class ServerError(ClientError):
-    """The server failed, or answered what this client cannot read."""
+    """The server failed, or its answer could not be parsed."""
 
 
 class OutOfMemory(ServerError):
-    """The server had no memory to compute the answer in: send less at once."""
+    """The server had not enough memory to compute the answer: send less at once."""
 
 
 class ModelDied(ServerError):

@@ -1,4 +1,4 @@
-"""The methods of both clients for what models find in texts. Nothing here waits."""
+"""The methods of both clients for what models find in texts, as plans without I/O."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def tag(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[list[Entity]]]:
-    """The entities of each text, in the order of the text. `aggregation_strategy`: how tokens are
-    grouped into entities, as in transformers. The others as for `embed`."""
+    """Returns the entities of each text, in the order of the text. `aggregation_strategy`: how
+    tokens are grouped into entities, as in transformers. The other arguments are those of
+    `embed`."""
     requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
     asked = given(
         parameters,
@@ -63,18 +64,18 @@ def answer(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[Answer]:
-    """The span of the context that answers the question best.
+    """Returns the span of the context that answers the question best.
 
     Args:
         question: The question.
-        context: The text that has the answer; a long one is read in windows.
-        doc_stride: Tokens that neighbouring windows share.
+        context: The text that has the answer; a long one is split into windows.
+        doc_stride: Number of tokens that neighbouring windows share.
         max_answer_len: Longest answer, in tokens.
         handle_impossible_answer: Allow the empty answer.
-        max_length: Of a window, in tokens.
+        max_length: Maximum length of a window, in tokens.
         model: Its name; default: the server's only model that answers.
-        version: Of the model; default: the server's choice.
-        timeout_s: Of this call, retries included; default: the client's.
+        version: Version of the model; default: the server's choice.
+        timeout_s: Timeout of this call with its retries, in seconds; default: the client's.
         **parameters: Further parameters of the request, checked by the server.
     """
     if "top_k" in parameters:
@@ -112,7 +113,7 @@ def answers(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[Answer]]:
-    """The `top_k` best spans, best first; the other arguments as for `answer`."""
+    """Returns the `top_k` best spans, best first; the other arguments are those of `answer`."""
     asked = given(
         parameters,
         top_k=top_k,
@@ -140,8 +141,8 @@ def fill(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[Candidate]]:
-    """The `top_k` likeliest tokens for the text's one mask token, likeliest first; the other
-    arguments as for `embed`."""
+    """Returns the `top_k` likeliest tokens for the text's one mask token, likeliest first; the
+    other arguments are those of `embed`."""
     masks = yield from fill_masks(
         settings,
         text,
@@ -171,7 +172,8 @@ def fill_masks(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[list[Candidate]]]:
-    """As `fill`, for a text with any number of masks: a list for each, in the text's order."""
+    """As `fill`, for a text with any number of masks: returns one list per mask, in the text's
+    order."""
     asked = given(parameters, top_k=top_k, truncate=truncate, max_length=max_length)
     where = Where(model, version, timeout_s, asked)
     outputs = yield from ask(

@@ -1,4 +1,4 @@
-"""The methods of both clients for generated texts. Nothing here waits."""
+"""The methods of both clients for generated texts, as plans without I/O."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _N_OF_TRANSFORMERS = "num_return_sequences"
 
 
 class Streaming(NamedTuple):
-    """A call whose responses the client yields as they come."""
+    """A call whose responses the client yields as they arrive."""
 
     call: Infer
     asked: Asked
 
     def pieces(self, outputs: Arrays) -> list[Any]:
-        """What one response adds: texts, or Generated where `details` are asked for."""
+        """Returns the pieces of one response: texts, or `Generated` where `details` were
+        requested."""
         found = pieces(outputs, self.asked)
         return [each if self.asked.details else each.text for each in found]
 
@@ -49,30 +50,32 @@ def generate(
     timeout_s: float | None = None,
     **parameters: Any,
 ) -> Plan[Any]:
-    """What the model writes after a prompt, or after each of several.
+    """Generates text after a prompt, or after each prompt of a list.
 
     Args:
         prompt: A text, or a list of them; those of a list run concurrently, answered in order.
         ids: The token ids of one prompt instead.
         details: Return `Generated` (text, finish_reason, usage, logprobs, score) instead of texts.
-        stream: Return an iterator of pieces as they come, of one prompt (asyncio: `async for piece
-            in await …`). Leaving it cancels the rest.
+        stream: Return an iterator over the pieces of one prompt as they arrive (asyncio:
+            `async for piece in await …`). Leaving it cancels the rest.
         max_new_tokens: Maximum number of tokens to generate. Default: as many as fit.
-        n: Texts for each prompt, returned as a list; more than 1 only with sampling or num_beams.
-        temperature: Asks for sampling, as top_p and top_k do, unless do_sample=False is given.
+        n: Number of texts for each prompt, returned as a list; more than 1 only with sampling or
+            num_beams.
+        temperature: Turns sampling on, as top_p and top_k do, unless do_sample=False is given.
         top_p: Sample from the smallest set of tokens with this probability.
         top_k: Sample from the k likeliest tokens.
-        stop: One or more strings that end the text, and are not part of it.
+        stop: One or more strings that end the text and are not returned.
         seed: Makes sampling repeatable.
         logprobs: Log-probabilities of this many likeliest tokens at each position; with `details`.
         model: Its name; default: the server's only model that generates.
-        version: Of the model; default: the server's choice.
-        timeout_s: Of this call, or of each prompt of a list; default: the client's.
+        version: Version of the model; default: the server's choice.
+        timeout_s: Timeout of this call, or of each prompt of a list, in seconds; default: the
+            client's.
         **parameters: Further parameters of generation, checked by the server.
 
     Returns:
-        A text, or a Generated with `details`; of a list of prompts a list of these; with `n` a list
-        of n in place of each; with `stream` an iterator.
+        A text, or a `Generated` with `details`; for a list of prompts a list of these; with `n` a
+        list of n instead of each; with `stream` an iterator.
 
     Raises:
         ClientError: With the server's message.
@@ -107,8 +110,8 @@ def chat(
     timeout_s: float | None = None,
     **parameters: Any,
 ) -> Plan[Any]:
-    """What the model answers in a conversation, rendered by its chat template. All other arguments
-    are those of `generate`.
+    """Generates the model's answer in a conversation, which its chat template renders. All other
+    arguments are those of `generate`.
 
     Args:
         messages: A list of `{"role": …, "content": …}`.
@@ -165,7 +168,7 @@ def generated(
 
 
 def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[list[Infer]]:
-    """A call for each prompt."""
+    """Returns one call for each prompt."""
     if not inputs:
         return []
     encoded = json_text("parameters", asked.parameters).encode()
@@ -176,7 +179,7 @@ def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[l
         flags["exclude_input_in_output"] = True
     flags |= {f"return_{detail}": True for detail in asked.outputs}
     if asked.sound and "return_timestamps" not in asked.parameters:
-        flags.pop("return_segments", None)  # which would look for timestamps
+        flags.pop("return_segments", None)  # requesting segments would turn timestamps on
     common = {flag: np.array([value]) for flag, value in flags.items()}
     common["sampling_parameters"] = np.array([encoded], np.object_)
     outputs = (TEXT, *(name for name in asked.outputs if f"return_{name}" in flags))

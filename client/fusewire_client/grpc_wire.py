@@ -1,4 +1,4 @@
-"""Calls as KServe v2 protobuf, both ways. Pure: no channel is touched here."""
+"""Encodes and decodes calls as KServe v2 protobuf. No channel is used here."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .errors import ServerError
 from .triton_errors import from_words
 from .wire import datatype_of, raw_bytes, sized
 
-# Message sizes are the server's to limit, not the client's.
+# The server limits the size of messages, the client does not.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # Triton calls more than one ping in 300 s abuse and closes the connection.
+    # Triton treats more than one ping in 300 s as abuse and closes the connection.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 0),
-    # A restarted server is found again within a retry's wait, not after gRPC's default of 1-120 s.
+    # Reconnects to a restarted server within a retry's wait, not after gRPC's default of 1-120 s.
     # min_reconnect_backoff_ms stays as it is: in spite of its name it bounds how long a connection
     # may take, which a distant or busy server needs.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A connection a client: closing one client, or loading one, leaves the others alone.
+    # Each client has its own connection: closing or loading one does not affect the others.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 def encode(call: Call) -> tuple[str, Any]:
-    """The service's method and its request message."""
+    """Returns the service's method and its request message."""
     if isinstance(call, Infer):
         return "ModelInfer", _infer_request(call)
     if call.about == "ready" and not call.model:
@@ -47,7 +47,7 @@ def encode(call: Call) -> tuple[str, Any]:
 
 
 def decode(call: Call, message: Any) -> Any:
-    """The answer of a call from its response message."""
+    """Returns the answer of a call from its response message."""
     if isinstance(call, Infer):
         return _arrays(message)
     if isinstance(call, Ask) and call.about == "ready":
@@ -56,7 +56,8 @@ def decode(call: Call, message: Any) -> Any:
 
 
 def streamed(message: Any) -> dict[str, np.ndarray] | None:
-    """The outputs of a stream's message, None of one that only ends it; raises its error."""
+    """Returns the outputs in a stream's message, None for one that only ends the stream; raises its
+    error."""
     if message.error_message:
         raise from_words(message.error_message)
     return _arrays(message.infer_response) if message.infer_response.outputs else None
@@ -72,7 +73,7 @@ def _infer_request(call: Infer) -> pb.ModelInferRequest:
     for name in call.outputs:
         request.outputs.add(name=name)
     for name, value in call.parameters.items():
-        if isinstance(value, bool):  # before int: a bool is one
+        if isinstance(value, bool):  # before int: bool is a subclass of int
             request.parameters[name].bool_param = value
         elif isinstance(value, int):
             request.parameters[name].int64_param = value

@@ -1,4 +1,5 @@
-"""Calls as KServe v2 HTTP with the binary tensor extension, both ways. Pure: no socket here."""
+"""Encodes and decodes calls as KServe v2 HTTP with the binary tensor extension. No socket is used
+here."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class HttpRequest:
 
 
 def encode(call: Call) -> HttpRequest:
-    """The request of a call."""
+    """Returns the HTTP request of a call."""
     if isinstance(call, Infer):
         return _infer_request(call)
     if not call.model:
@@ -40,12 +41,12 @@ def encode(call: Call) -> HttpRequest:
     return HttpRequest("GET", path, {})
 
 
-# The inputs of models that generate which have any number of values.
+# Inputs of generating models that are lists; the others have one value.
 _LISTS = ("input_ids", "samples")
 
 
 def encode_stream(call: Infer) -> HttpRequest:
-    """The request of a call whose responses come as events."""
+    """Returns the HTTP request of a call whose responses are server-sent events."""
     body: dict[str, Any] = {}
     for name, array in call.inputs.items():
         values = [v.decode() if isinstance(v, bytes) else v for v in array.reshape(-1).tolist()]
@@ -60,7 +61,7 @@ def encode_stream(call: Infer) -> HttpRequest:
 
 
 def streamed(status: int, line: bytes) -> dict[str, np.ndarray] | None:
-    """The outputs of a line of events, None of an empty one; raises the error in it."""
+    """Returns the outputs in a line of events, None for an empty line; raises the error in it."""
     if not line.strip():
         return None
     event = line.startswith(b"data: ")
@@ -84,9 +85,9 @@ def _listed(value: Any) -> np.ndarray:
 
 
 def decode(call: Call, status: int, headers: dict[str, str], body: bytes) -> Any:
-    """The answer of a call; raises the error that the status means."""
+    """Returns the answer of a call; raises the error of its HTTP status."""
     if not isinstance(call, Infer) and call.about == "ready":
-        # A model that is not ready answers 400 in Triton, so only refusals are errors here.
+        # Triton answers 400 for a model that is not ready, so only 401 and 403 are errors here.
         if status in (401, 403):
             raise from_http(status, _message(status, body))
         return {"ready": status == 200}

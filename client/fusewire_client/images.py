@@ -1,4 +1,4 @@
-"""Images to input tensors, one dict a request."""
+"""Converts images to input tensors, one dict per request."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .tensors import Inputs, text_tensor
 Image = bytes | str | Path
 PixelValues = np.ndarray | Sequence[np.ndarray]
 
-# Bytes of the files of one request, which servers limit.
+# Maximum size of the files in one request, as servers limit it.
 _REQUEST_BYTES = 32 << 20
 
 
 def image_requests(images: Image | Sequence[Image], images_per_request: int) -> list[Inputs]:
-    """Files, or their bytes, in requests of at most `images_per_request`, and of 32 MiB where they
-    are not larger alone."""
+    """Returns requests of at most `images_per_request` files and 32 MiB. A larger file is a request
+    of its own."""
     if isinstance(images, Image):
         images = [images]
     if len(images) == 0:
@@ -37,8 +37,8 @@ def image_requests(images: Image | Sequence[Image], images_per_request: int) -> 
 
 
 def pixel_requests(pixel_values: PixelValues, images_per_request: int) -> list[Inputs]:
-    """An array [n, 3, height, width] in requests of at most `images_per_request`; of a list
-    of [3, height, width], which may differ in size, each its own."""
+    """Returns requests of at most `images_per_request` images of an array [n, 3, height, width]. In
+    a list of [3, height, width], whose sizes may differ, each is a request of its own."""
     field = "pixel_values"
     if not isinstance(pixel_values, np.ndarray):
         if len(pixel_values) == 0:
@@ -57,7 +57,7 @@ def pixel_requests(pixel_values: PixelValues, images_per_request: int) -> list[I
 
 
 def with_labels(requests: Sequence[Inputs], labels: Sequence[str]) -> list[Inputs]:
-    """The requests, with labels to choose from for each of their images."""
+    """Adds candidate labels to the requests, the same for each image."""
     if isinstance(labels, str):
         raise InvalidArgument("candidate_labels: got one string, wanted a list; write [label]")
     if not len(labels) or not all(isinstance(label, str) for label in labels):
@@ -87,7 +87,7 @@ def _read(image: Image, index: int) -> bytes:
 
 
 def _tensor(files: Sequence[bytes]) -> np.ndarray:
-    """STRING [n, 1]."""
+    """Returns a STRING tensor [n, 1]."""
     column = np.empty((len(files), 1), np.object_)
     column[:, 0] = files
     return column

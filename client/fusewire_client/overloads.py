@@ -1,4 +1,4 @@
-"""Return types of `generate` and `chat`, for type checkers: it depends on their arguments."""
+"""The return types of `generate` and `chat` for type checkers, which depend on their arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .prompts import Ids, Messages
 
 
 class Generate(Protocol):
-    """`Client.generate`."""
+    """The type of `Client.generate`."""
 
     @overload
     def __call__(
@@ -61,7 +61,7 @@ class Generate(Protocol):
 
 
 class Chat(Protocol):
-    """`Client.chat`."""
+    """The type of `Client.chat`."""
 
     @overload
     def __call__(
@@ -101,7 +101,7 @@ class Chat(Protocol):
 
 
 class AsyncGenerate(Protocol):
-    """`AsyncClient.generate`."""
+    """The type of `AsyncClient.generate`."""
 
     @overload
     async def __call__(
@@ -152,7 +152,7 @@ class AsyncGenerate(Protocol):
 
 
 class AsyncChat(Protocol):
-    """`AsyncClient.chat`."""
+    """The type of `AsyncClient.chat`."""
 
     @overload
     async def __call__(

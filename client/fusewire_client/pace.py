@@ -1,7 +1,7 @@
-"""How many of a list's requests are under way at a time: as many as the server takes.
+"""Limits the concurrent requests of one call to what the server can take.
 
-Additive increase, multiplicative decrease (Chiu and Jain, 1989), as TCP does it: a refusal halves
-the number, once for all that were under way together; answers raise it by one for each round.
+Additive increase, multiplicative decrease (Chiu and Jain, 1989), as in TCP: a refusal halves the
+limit, once for all requests that were in flight together; answers raise it by one per round.
 """
 
 from __future__ import annotations
@@ -17,45 +17,47 @@ class Turn(NamedTuple):
 
 
 class Pace:
-    """The pace of the requests of one call. One thread at a time, or under a lock."""
+    """The concurrency limit of one call. Not thread-safe: use it in one thread or under a lock."""
 
     def __init__(self, most: int) -> None:
         self.under_way = 0
         self._answered = 0
         self._most = most
         self._limit = float(most)
-        self._refused_at = 0  # requests begun when it was last lowered
+        self._refused_at = 0  # the number of requests begun when the limit was last lowered
         self._begun = 0
 
     @property
     def room(self) -> bool:
-        """Whether one more may begin."""
+        """Returns whether one more request may begin."""
         return self.under_way < max(1, int(self._limit))
 
     def begin(self) -> Turn:
-        """One begins."""
+        """Counts the beginning of a request."""
         self.under_way += 1
         self._begun += 1
         return Turn(self._begun, self._answered)
 
     def end(self, *, answered: bool) -> None:
-        """One has ended, but was not refused."""
+        """Counts the end of a request that was not refused."""
         self.under_way -= 1
         if answered:
             self._answered += 1
             self._limit = min(float(self._most), self._limit + 1.0 / int(self._limit))
 
     def refuse(self, turn: Turn) -> None:
-        """The server had too much to do for it."""
+        """Counts a request that the server refused as overloaded, and lowers the limit."""
         self.under_way -= 1
         if turn.number > self._refused_at:
             self._limit = max(1.0, self._limit / 2)
             self._refused_at = self._begun
 
     def may_return(self, turn: Turn) -> bool:
-        """Whether one that was refused may come again: another was answered since it came."""
+        """Returns whether a refused request may be sent again: another was answered since it
+        began."""
         return self._answered > turn.answered
 
     def settled(self, turn: Turn) -> bool:
-        """Whether it need wait no longer for others."""
+        """Returns whether a refused request has nothing left to wait for: it may be sent again, or
+        no other is in flight."""
         return self.may_return(turn) or not self.under_way

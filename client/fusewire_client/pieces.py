@@ -1,4 +1,4 @@
-"""What is asked of generated texts, and what a response has of them. Nothing here waits."""
+"""What a call requests of generated texts, and how a response is parsed. No I/O happens here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DETAILS = (
     "num_cached_tokens",
     "num_output_tokens",
 )
-_SCORES = "sequences_scores"  # with the last response of beams alone
+_SCORES = "sequences_scores"  # only with the last response of beam search
 _AT_TIMES = (_SCORES, "segments")
 _OF_A_WINDOW = ("seek", "avg_logprob", "temperature", "no_speech_prob")
 
@@ -35,11 +35,11 @@ class Asked(NamedTuple):
     version: str
     timeout_s: float | None
     parameters: dict[str, Any]
-    sound: bool = False  # in place of prompts
+    sound: bool = False  # audio instead of prompts
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs wanted beside the text."""
+        """Returns the names of the outputs wanted in addition to the text."""
         if not self.details:
             return ()
         if self.sound:
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
 
 def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
-    """What one response says of each of its texts. Without details there is the text alone."""
+    """Yields a piece for each text of a response; without details it has the text alone."""
     found = outputs.get(TEXT)
     wanted = asked.parameters.get("n", 1)
     if found is None or found.size != wanted:
@@ -75,7 +75,7 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
         reason = flat["finish_reason"][index].decode()
         tokens = int(flat["num_output_tokens"][index])
         if asked.stream and not tokens and reason == "None" and not text:
-            continue  # the others went on without it
+            continue  # this text had ended; the response is of the others
         yield Generated(
             text.decode(),
             None if reason == "None" else reason,
@@ -96,7 +96,8 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
 
 
 def _logprobs(tokens: list[dict[str, dict[str, Any]] | None] | None) -> Any:
-    """Log-probabilities by token id; None where there are none, and for a prompt's first token."""
+    """Returns log-probabilities by token id; None where there are none, and for a prompt's first
+    token."""
     return None if tokens is None else [None if each is None else _by_id(each) for each in tokens]
 
 

@@ -1,4 +1,5 @@
-"""What both clients ask about the server, and how a model is found. Nothing here waits."""
+"""Requests about the server that both clients share, and the choice of a model, as plans without
+I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class Settings:
-    """What a plan knows of its client. `found` remembers the model of a task."""
+    """What a plan knows of its client. `found` caches the model of a task."""
 
     model: str | None
     max_batch: int
@@ -26,7 +27,7 @@ class Settings:
 def ready(
     settings: Settings, /, model: str = "", *, version: str = "", timeout_s: float | None = None
 ) -> Plan[bool]:
-    """Whether the server, or one model, takes requests; False when it cannot be reached."""
+    """Returns whether the server, or one model, takes requests; False when it cannot be reached."""
     try:
         answers = yield [Ask("ready", model, version, timeout_s)]
     except Unavailable:
@@ -35,7 +36,8 @@ def ready(
 
 
 def models(settings: Settings, /, *, timeout_s: float | None = None) -> Plan[list[ModelInfo]]:
-    """The loaded models. Read from the statistics: the repository API is for administrators."""
+    """Returns the loaded models. They are read from the statistics, as the repository API is for
+    administrators."""
     loaded: dict[str, list[str]] = {}
     for one in (yield from statistics(settings, timeout_s=timeout_s)):
         loaded.setdefault(one.name, []).append(one.version)
@@ -54,7 +56,8 @@ def models(settings: Settings, /, *, timeout_s: float | None = None) -> Plan[lis
 def statistics(
     settings: Settings, /, model: str = "", *, timeout_s: float | None = None
 ) -> Plan[list[ModelStatistics]]:
-    """The server's counters, one record for each model version; of one model where it is named."""
+    """Returns the server's counters, one record per model version; those of one model where it is
+    named."""
     answers = yield [Ask("statistics", model, timeout_s=timeout_s)]
     return [ModelStatistics.of(record) for record in answers[0].get("model_stats", [])]
 
@@ -71,16 +74,16 @@ def infer(
     request_id: str = "",
     timeout_s: float | None = None,
 ) -> Plan[Arrays]:
-    """One request to any model, tensors in and out as they are; STRING tensors hold bytes.
+    """Sends one request to any model, with tensors in and out; STRING tensors hold bytes.
 
     Args:
         model: Its name.
         inputs: Tensors by name.
-        outputs: Names of those wanted; default: all.
-        parameters: Of the request.
-        version: Of the model; default: the server's choice.
-        request_id: For the server's logs.
-        timeout_s: For this call, retries included, instead of the client's.
+        outputs: Names of the wanted outputs; default: all.
+        parameters: Parameters of the request.
+        version: Version of the model; default: the server's choice.
+        request_id: Identifies the request in the server's logs.
+        timeout_s: Timeout of this call with its retries, in seconds; default: the client's.
     """
     call = Infer(model, inputs, outputs, dict(parameters or {}), version, request_id, timeout_s)
     outputs_of: list[Arrays] = yield from answers_of(settings, [call])
@@ -88,7 +91,7 @@ def infer(
 
 
 def answers_of(settings: Settings, calls: Sequence[Infer]) -> Plan[list]:
-    """The answers of calls to one model; NotFound says which models there are."""
+    """Returns the answers of calls to one model. NotFound lists the models that exist."""
     try:
         return (yield calls)
     except NotFound as error:
@@ -96,13 +99,14 @@ def answers_of(settings: Settings, calls: Sequence[Infer]) -> Plan[list]:
 
 
 def with_names(settings: Settings, error: NotFound, call: Infer) -> Plan[NotFound]:
-    """The error of a model that there is not, with the names of those there are."""
+    """Returns the error of an unknown model, with the names of those that exist."""
     try:
         records = yield from statistics(settings, timeout_s=call.timeout_s)
-    except ClientError:  # not for this client, or no longer there: the server's own words will do
+    # Not permitted, or the server is gone: the original error is enough.
+    except ClientError:
         return error
     names = sorted({record.name for record in records})
-    if call.model in names:  # another version of it
+    if call.model in names:  # the model exists, not the version
         return error
     there = f"one of {', '.join(names)}" if names else "one that is loaded, and none is"
     return NotFound(f"model: got {call.model!r}, wanted {there}; correct the name", error.status)
@@ -111,8 +115,8 @@ def with_names(settings: Settings, error: NotFound, call: Infer) -> Plan[NotFoun
 def model_for(
     settings: Settings, model: str | None, task: str, timeout_s: float | None, given: str = ""
 ) -> Plan[str]:
-    """The model named, or the client's, or the server's only one that does the task, and takes the
-    input that is `given`."""
+    """Returns the model named, or the client's, or the server's only one that does the task and has
+    the input `given`."""
     return model or settings.model or (yield from _find(settings, task, timeout_s, given))
 
 
@@ -134,8 +138,8 @@ def _find(settings: Settings, task: str, timeout_s: float | None, given: str) ->
 
 
 def _doing(loaded: Sequence[ModelInfo], task: str) -> list[ModelInfo]:
-    """The models that do the task. For chat an encoder-decoder model is taken only where there is
-    no other."""
+    """Returns the models that do the task. Encoder-decoder models count for chat only where no
+    other model does it."""
     found = [model for model in loaded if model.does(task)]
     others = [model for model in found if not model.does("translate")]
     return others if task == "chat" and others else found

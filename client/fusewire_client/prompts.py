@@ -1,4 +1,4 @@
-"""Prompts to input tensors."""
+"""Converts prompts to input tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def prompt_inputs(prompt: Prompts, ids: Ids) -> tuple[list[Arrays], bool]:
-    """A request's tensors for each prompt, and whether there may be several."""
+    """Returns the tensors of a request for each prompt, and whether a list was given."""
     if (prompt is None) == (ids is None):
         got = "neither" if prompt is None else "both"
         raise InvalidArgument(f"prompt, ids: got {got}, wanted one of them; give a text or ids=…")
@@ -31,7 +31,7 @@ def prompt_inputs(prompt: Prompts, ids: Ids) -> tuple[list[Arrays], bool]:
 
 
 def messages_input(messages: Messages) -> Arrays:
-    """The tensors of a conversation."""
+    """Returns the tensors of a conversation."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         got = type_name(messages)
         raise InvalidArgument(f"messages: got {got}, wanted a list of objects; give [{{…}}, …]")

@@ -1,4 +1,4 @@
-"""The JSON answers of the tasks, parsed into the return types of the methods."""
+"""Parses the JSON answers of the tasks into the return types of the methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Item = TypeVar("Item")
 
 
 def parsed(text: bytes, output: str, build: Callable[[Any], Item]) -> Item:
-    """What `build` makes of the JSON; a ServerError when it is not what fusewire writes."""
+    """Returns what `build` makes of the JSON; raises ServerError where it is not fusewire's
+    format."""
     try:
         return build(json.loads(text))
     except (ValueError, TypeError, LookupError) as error:
@@ -24,7 +25,7 @@ def parsed(text: bytes, output: str, build: Callable[[Any], Item]) -> Item:
 
 
 def entities(records: list[dict[str, Any]]) -> list[Entity]:
-    # transformers names the field by whether neighbours were grouped; a reader need not care.
+    # The name of transformers' field depends on whether neighbours were grouped; ours does not.
     return [
         Entity(
             record["entity_group"] if "entity_group" in record else record["entity"],

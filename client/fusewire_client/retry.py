@@ -1,5 +1,5 @@
-"""When to retry: only what the model did not compute, not before the server wants it, and never
-past the deadline; until then what the server has too much to do for."""
+"""When to retry: only what the model did not compute, not before the time that the server asks for,
+and never past the deadline. What an overloaded server refused is retried until then."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from math import inf
 
 from .errors import DeadlineExceeded, Expired, Overloaded, Unavailable
 
-# The share of the wait that the server asks for which is added at random, as it asks many
-# clients for the same.
+# The share of the wait that the server asks for which is added at random, as it asks many clients
+# for the same wait.
 _JITTER = 0.25
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Exponential backoff with full jitter: the n-th wait is uniform in (0, first·2ⁿ], capped."""
+    """Exponential backoff with full jitter: the n-th wait is uniform in (0, first·2ⁿ], up to a
+    maximum."""
 
     retries: int = 3
     first_s: float = 0.1
@@ -26,13 +27,13 @@ class Retry:
     uniform: Callable[[float, float], float] = random.uniform
 
     def wait_s(self, attempt: int, at_least_s: float = 0.0) -> float:
-        """The wait before retry number `attempt` (from 0)."""
+        """Returns the wait in seconds before retry number `attempt` (from 0)."""
         most_s = min(self.longest_s, self.first_s * 2.0 ** min(attempt, 64))
         return at_least_s + self.uniform(0.0, max(most_s, _JITTER * at_least_s))
 
 
 class Attempts:
-    """The attempts of one call, counted against its retries and its deadline."""
+    """The attempts of one call, limited by its retries and its deadline."""
 
     def __init__(
         self, retry: Retry, timeout_s: float, clock: Callable[[], float] = time.monotonic
@@ -44,7 +45,8 @@ class Attempts:
         self._failed = 0
 
     def remaining_s(self) -> float:
-        """Seconds left for the next attempt."""
+        """Returns the seconds left for the next attempt; raises DeadlineExceeded where none are
+        left."""
         remaining = self._deadline - self._clock()
         if remaining <= 0:
             raise DeadlineExceeded(
@@ -54,15 +56,16 @@ class Attempts:
         return remaining
 
     def wait_s(self, error: Unavailable) -> float:
-        """Seconds to sleep before trying again; raises `error` when this was the last attempt."""
-        # What is refused at once, with the time that it takes, is so as often as there is time.
+        """Returns the seconds to sleep before the next attempt; raises `error` when this was the
+        last one."""
+        # A refusal by an overloaded server is retried as often as time allows: it tells when to.
         retries = self._retry.retries
         tries = inf if isinstance(error, Overloaded) and retries else retries
-        # What ran out of time once would have no more of it.
+        # A request that expired once would have no more time in another attempt.
         if self._failed >= tries or isinstance(error, Expired):
             raise error
         wait = self._retry.wait_s(self._failed, error.retry_after_s or 0.0)
-        # A wait that ends after the deadline would only delay the truth.
+        # A wait that ends after the deadline would only delay the error.
         if self._clock() + wait >= self._deadline:
             raise error
         self._failed += 1

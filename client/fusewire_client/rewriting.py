@@ -1,4 +1,4 @@
-"""Plans for texts that an encoder-decoder model writes after texts."""
+"""Plans for texts that an encoder-decoder model writes for texts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def translate(
     timeout_s: float | None = None,
     **parameters: Any,
 ) -> Plan[Any]:
-    """Translates a text, or each of several, with an encoder-decoder model.
+    """Translates a text, or each text of a list, with an encoder-decoder model.
 
-    A text goes to the encoder as it is: T5 wants its task in front of it.
+    The encoder gets the text as it is: T5 needs its task prefix in the text.
 
     Args:
         texts: A text, or a list of them; those of a list run concurrently, answered in order.
         details: As for `generate`.
-        stream: As for `generate`, of one text.
+        stream: As for `generate`, for one text.
         max_new_tokens: Maximum number of tokens of each translation. Default: the model's.
         model: Its name; default: the server's only encoder-decoder model.
-        version: Of the model; default: the server's choice.
-        timeout_s: Of this call, or of each text of a list; default: the client's.
+        version: Version of the model; default: the server's choice.
+        timeout_s: Timeout of this call, or of each text of a list, in seconds; default: the
+            client's.
         **parameters: Further parameters of generation, checked by the server.
 
     Returns:
@@ -68,7 +69,7 @@ def summarise(
     timeout_s: float | None = None,
     **given: Any,
 ) -> Plan[Any]:
-    """Summarises a text, or each of several, with an encoder-decoder model. Arguments, results and
-    errors are those of `translate`."""
+    """Summarises a text, or each text of a list, with an encoder-decoder model. Arguments, results
+    and errors are those of `translate`."""
     named = yield from model_for(settings, model, "summarise", timeout_s)
     return (yield from translate(settings, texts, model=named, timeout_s=timeout_s, **given))

@@ -1,4 +1,4 @@
-"""What `help()` shows for a method that runs a plan."""
+"""The name, docstring and signature that `help()` shows for a method that runs a plan."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def show(method: Any, plan: Callable[..., Any]) -> None:
-    """Gives `method` the plan's name, words and signature, its client instead of the settings and
-    its result instead of the plan."""
+    """Gives `method` the plan's name, docstring and signature, with `self` in place of the settings
+    and the plan's result as return type."""
     signature = inspect.signature(plan)
     given = list(signature.parameters.values())[1:]
     result = str(signature.return_annotation).removeprefix("Plan[").removesuffix("]")

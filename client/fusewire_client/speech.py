@@ -1,4 +1,4 @@
-"""Plans for what is said in sounds."""
+"""Plans for transcribing speech."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ def transcribe(
     timeout_s: float | None = None,
     **parameters: Any,
 ) -> Plan[Any]:
-    """Writes what is said in a sound, or in each of several.
+    """Transcribes the speech of a recording, or of each recording of a list.
 
     Args:
-        audio: A file of sound (its path, its bytes, or open for reading in binary), or float32
+        audio: An audio file (its path, its bytes, or open for reading in binary), or float32
             samples [n] between -1 and 1 at 16 kHz; or a list of these, which run concurrently,
             answered in order.
-        language: That is spoken, by its code or English name. Default: the one that is heard.
+        language: The spoken language, by its code or English name. Default: it is detected.
         task: `transcribe`, or `translate` into English.
-        return_timestamps: Find when each part of the text was said, with `details` in `segments`;
+        return_timestamps: Find when each part of the text was spoken, with `details` in `segments`;
             "word": each word too, in their `words`.
         details: Return `Generated` with `language` and `segments` instead of texts.
-        stream: As for `generate`, of one sound; of one of more than 30 s a piece for each window.
+        stream: As for `generate`, for one recording; one of more than 30 s has a piece per window.
         max_new_tokens: Maximum number of tokens of each text, or of each window of 30 s.
             Default: the model's.
         model: Its name; default: the server's only model that transcribes.
-        version: Of the model; default: the server's choice.
-        timeout_s: Of this call, or of each sound of a list; default: the client's.
+        version: Version of the model; default: the server's choice.
+        timeout_s: Timeout of this call, or of each recording of a list, in seconds; default: the
+            client's.
         **parameters: Further parameters of generation (num_beams, temperature, …), checked by the
             server.
 
@@ -76,7 +77,8 @@ _ONE = (bytes, bytearray, str)
 
 
 def _input(sound: object, name: str) -> Arrays:
-    """A file goes as base64, which HTTP's JSON can hold."""
+    """Returns the input tensor of a recording. Files are sent as base64, which HTTP's JSON can
+    hold."""
     if isinstance(sound, np.ndarray):
         if sound.ndim != 1 or sound.dtype.kind != "f":
             got = f"{sound.dtype} of shape {list(sound.shape)}"
@@ -86,10 +88,10 @@ def _input(sound: object, name: str) -> Arrays:
     if isinstance(sound, (str, Path)):
         try:
             data = Path(sound).read_bytes()
-        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        except (OSError, ValueError) as error:  # ValueError: the path has a zero byte
             got = f"{getattr(error, 'strerror', None) or error}"
             raise InvalidArgument(f"{name}: got '{got}' for {sound}, wanted a file") from None
-    elif hasattr(sound, "read"):  # open
+    elif hasattr(sound, "read"):  # an open file
         data = sound.read()
         if not isinstance(data, bytes):
             got, wanted = "a file that is open as text", "one that is open in binary"
@@ -98,6 +100,6 @@ def _input(sound: object, name: str) -> Arrays:
         data = bytes(sound)
     else:
         got = type_name(sound)
-        wanted = "a file of sound (its path, its bytes, or open in binary), or samples (numpy)"
+        wanted = "an audio file (its path, its bytes, or open in binary), or samples (numpy)"
         raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
     return {"audio": np.array([base64.b64encode(data)], np.object_)}

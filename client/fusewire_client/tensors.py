@@ -1,4 +1,4 @@
-"""Texts and token ids to input tensors, one dict a request."""
+"""Converts texts and token ids to input tensors, one dict per request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Ids = Sequence[Sequence[int]] | np.ndarray
 
 
 def text_tensor(texts: Sequence[str]) -> np.ndarray:
-    """STRING [n, 1]."""
+    """Returns a STRING tensor [n, 1]."""
     return np.array([[text.encode()] for text in texts], dtype=np.object_)
 
 
 def text_requests(
     texts: Sequence[str], pairs: Sequence[str] | None, texts_per_request: int
 ) -> list[Inputs]:
-    """Texts, with their second texts, in requests of at most `texts_per_request`."""
+    """Returns texts, with their second texts, in requests of at most `texts_per_request`."""
     _check_texts("texts", texts)
     if pairs is not None:
         _check_texts("pairs", pairs)
@@ -39,7 +39,8 @@ def text_requests(
 
 
 def id_requests(ids: Ids, mask: Ids | None, types: Ids | None) -> list[Inputs]:
-    """A 2-D array is one request; a list is one request a sequence, so no padding is sent."""
+    """Returns the requests of token ids: a 2-D array is one request, a list is one request per
+    sequence, so no padding is sent."""
     rows = _rows("ids", ids)
     requests = [{"input_ids": row} for row in rows]
     for field, tensor, values in (
@@ -67,7 +68,7 @@ def requests_of(
     types: Ids | None,
     texts_per_request: int,
 ) -> list[Inputs]:
-    """The requests of one method call, in the order of its sequences."""
+    """Returns the requests of one method call, in the order of its sequences."""
     if (texts is None) == (ids is None):
         got = "both" if texts is not None else "neither"
         raise InvalidArgument(f"texts, ids: got {got}, wanted one of them; give texts or ids=…")
@@ -110,7 +111,7 @@ def _check_texts(field: str, texts: Sequence[str]) -> None:
 
 
 def _rows(field: str, values: Ids) -> list[np.ndarray]:
-    """int64 arrays [rows, length]."""
+    """Returns int64 arrays [rows, length]."""
     if isinstance(values, np.ndarray):
         if values.ndim != 2 or values.dtype.kind not in "iu":
             raise InvalidArgument(

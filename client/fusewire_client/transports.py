@@ -1,7 +1,7 @@
-"""The four ways to carry a call: gRPC and HTTP, blocking and on asyncio. Each is as thin as its
-library allows; all words and shapes are made in the wires.
+"""The four transports of a call: gRPC and HTTP, blocking and on asyncio. They only send and
+receive; the wires encode and decode.
 
-The blocking ones may be shared by threads (gRPC channels and urllib3 pools are thread-safe).
+Threads may share the blocking ones (gRPC channels and urllib3 pools are thread-safe).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Protocol
 
-import aiohttp  # with urllib3, what tritonclient[http] itself stands on
+import aiohttp  # with urllib3, what tritonclient[http] itself depends on
 import grpc
 import urllib3
 from tritonclient.grpc import service_pb2_grpc
@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Transport(Protocol):
-    """Carries one call at a time per caller."""
+    """Sends one call at a time per caller."""
 
     def send(self, call: Call, timeout_s: float) -> Any: ...
     def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]: ...
@@ -36,7 +36,7 @@ class Transport(Protocol):
 
 
 class AsyncTransport(Protocol):
-    """Carries any number of calls on one event loop."""
+    """Sends any number of concurrent calls on one event loop."""
 
     async def send(self, call: Call, timeout_s: float) -> Any: ...
     def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[Any]: ...
@@ -52,7 +52,7 @@ def _host(address: str) -> str:
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The lines of a text that comes in pieces, each as soon as it is whole."""
+    """Yields the lines of a chunked text, each as soon as it is complete."""
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -68,9 +68,9 @@ def _late(timeout_s: float) -> DeadlineExceeded:
 
 
 class _Grpc:
-    """What both gRPC transports have: a channel with its stub, and the errors of calls."""
+    """What both gRPC transports share: a channel with its stub, and the errors of calls."""
 
-    _channels: Any  # the module that makes channels
+    _channels: Any  # the module that creates channels
 
     def __init__(self, address: str, tls: bool, headers: dict[str, str], connections: int) -> None:
         target, options = _host(address), grpc_wire.CHANNEL_OPTIONS
@@ -84,7 +84,8 @@ class _Grpc:
         self._target = "" if tls else target
 
     def _fault(self, error: Any) -> ClientError:
-        """The error of a call. `_target` is empty where it cannot be looked at without keys."""
+        """Returns the error of a call. `_target` is empty with TLS, where the port cannot be
+        probed."""
         found = from_grpc(error.code().name, error.details() or str(error))
         return grpc_fault(found, self._target) if self._target else found
 
@@ -105,7 +106,7 @@ class GrpcTransport(_Grpc):
         return grpc_wire.decode(call, message)
 
     def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]:
-        """The responses of a call as they come; leaving early cancels it."""
+        """Yields the responses of a call as they arrive; leaving early cancels it."""
         _, request = grpc_wire.encode(call)
         messages = self._stub.ModelStreamInfer(
             iter([request]), timeout=timeout_s, metadata=self._metadata
@@ -139,7 +140,7 @@ class AsyncGrpcTransport(_Grpc):
         return grpc_wire.decode(call, message)
 
     async def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[Any]:
-        """The responses of a call as they come; leaving early cancels it."""
+        """Yields the responses of a call as they arrive; leaving early cancels it."""
         _, request = grpc_wire.encode(call)
         messages = self._stub.ModelStreamInfer(
             iter([request]), timeout=timeout_s, metadata=self._metadata
@@ -158,7 +159,7 @@ class AsyncGrpcTransport(_Grpc):
 
 
 class HttpTransport:
-    """Blocking HTTP on a pool of kept-alive connections."""
+    """Blocking HTTP on a pool of persistent connections."""
 
     def __init__(self, address: str, tls: bool, headers: dict[str, str], connections: int) -> None:
         self._base = ("https://" if tls else "http://") + _host(address)
@@ -171,8 +172,8 @@ class HttpTransport:
         return http_wire.decode(call, response.status, dict(response.headers), response.data)
 
     def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]:
-        """The responses of a call as they come; leaving early closes its connection, which cancels
-        it."""
+        """Yields the responses of a call as they arrive; leaving early closes its connection, which
+        cancels the call."""
         ends = time.monotonic() + timeout_s
         with self._faults(timeout_s):
             response = self._request(
@@ -234,8 +235,8 @@ class AsyncHttpTransport:
         return http_wire.decode(call, response.status, dict(response.headers), body)
 
     async def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[Any]:
-        """The responses of a call as they come; leaving early closes its connection, which cancels
-        it."""
+        """Yields the responses of a call as they arrive; leaving early closes its connection, which
+        cancels the call."""
         with self._faults(timeout_s):
             async with self._request(http_wire.encode_stream(call), timeout_s) as response:
                 rest = b""
@@ -244,10 +245,11 @@ class AsyncHttpTransport:
                     for line in whole:
                         if (outputs := http_wire.streamed(response.status, line)) is not None:
                             yield outputs
-                http_wire.streamed(response.status, rest)  # an error's body has no line's end
+                # An error's body does not end with a newline.
+                http_wire.streamed(response.status, rest)
 
     def _request(self, request: http_wire.HttpRequest, timeout_s: float) -> Any:
-        if self._session is None:  # aiohttp wants the running loop, a constructor has none
+        if self._session is None:  # aiohttp needs a running loop, which a constructor does not have
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections)
             )

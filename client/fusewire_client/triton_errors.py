@@ -1,6 +1,6 @@
-"""From what a server answers to errors: by gRPC codes and HTTP statuses, and by words where Triton
-has no code for a kind of error, or sends none. No other module of this package knows these words.
-"""
+"""Converts the server's errors: by gRPC code or HTTP status, and by message where Triton has no
+code for a kind of error, or sends none. No other module of this package depends on these
+messages."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ _BY_HTTP_STATUS: dict[int, type[ClientError]] = {
     504: DeadlineExceeded,
 }
 
-_GENERATES = "one that does 'generate', or of sound 'transcribe'"
+_GENERATES = "one that does 'generate', or for audio 'transcribe'"
 _READS_IMAGES = "one that reads images"
 _HEARS = "one that does 'transcribe'"
-# What a model is taken for that is sent a tensor, or asked for one, which it has not.
+# The kinds of models that have a tensor, for errors of requests with a tensor that the model does
+# not have.
 _WANTED_BY_INPUT = {
     "audio": _HEARS,
     "exclude_input_in_output": "one that does 'generate' of a text",
@@ -66,8 +67,8 @@ _WANTED_BY_OUTPUT = {
     "segments": _HEARS,
 }
 
-# Streams and `generate` carry the words of a model's error, but not its code; and Triton has fewer
-# codes than there are kinds.
+# Streams and `generate` carry the message of a model's error, but not its code; and Triton has
+# fewer codes than there are kinds of errors.
 _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
     (r"queue: got .*; try again in [\d.]+ s$", Overloaded),
     (r"queue: got ", QueueFull),
@@ -82,16 +83,16 @@ _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
     (r".*is not healthy", ModelDied),
     (r"Request for unknown model", NotFound),
     (r"\S+: got .*, wanted .*; ", InvalidArgument),
-    (r"(?i).*(connect|socket closed)", NoConnection),  # gRPC's own
+    (r"(?i).*(connect|socket closed)", NoConnection),  # gRPC's own messages
 )
 
 
 def from_grpc(code: str, message: str) -> ClientError:
-    """The error for a gRPC status code's name."""
+    """Returns the error for the name of a gRPC status code."""
     # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not help.
     if code == "UNAVAILABLE" and "protocol is restricted" in message:
         return PermissionDenied(message, code)
-    if message == "Deadline Exceeded":  # gRPC's own
+    if message == "Deadline Exceeded":  # gRPC's own message
         message = (
             "timeout: got no answer within the call's time; wait longer, or look at the server's "
             "load"
@@ -100,23 +101,24 @@ def from_grpc(code: str, message: str) -> ClientError:
 
 
 def from_http(status: int, message: str) -> ClientError:
-    """The error for an HTTP status."""
-    if message.startswith("Request for unknown model"):  # 400 from an event stream
+    """Returns the error for an HTTP status."""
+    if message.startswith("Request for unknown model"):  # status 400 in an event stream
         return NotFound(message, str(status))
-    if _kind(message) is Cancelled:  # 400, as for a request's own fault
+    if _kind(message) is Cancelled:  # status 400, as for an invalid request
         return Cancelled(message, str(status))
     return _error(_BY_HTTP_STATUS.get(status, ServerError), message, str(status))
 
 
 def from_words(message: str) -> ClientError:
-    """The error for a model's message that came without a code."""
+    """Returns the error for a model's message that came without a code."""
     kind = _kind(message)
     other = _of_another_task(message)
     return other or _made(ServerError if kind is NoConnection else kind, message)
 
 
 def _error(kind: type[ClientError], message: str, status: str) -> ClientError:
-    """`kind`: by the code or status; the words may say which of those below it."""
+    """Returns the error. `kind` follows from the code or status; the message may select a subclass
+    of it."""
     found = _kind(message)
     if issubclass(found, kind):
         kind = found
@@ -137,7 +139,8 @@ def _kind(message: str) -> type[ClientError]:
 
 
 def _of_another_task(message: str, status: str = "") -> InvalidArgument | None:
-    """What the server's words mean where a model was asked for what others do."""
+    """Returns the error where the server's message means that the model does another task, or
+    None."""
     remedy = "name another with model=…"
     if found := re.search(
         r"unexpected inference (input|output) '(\w+)' for model '([^']+)'", message
@@ -149,7 +152,7 @@ def _of_another_task(message: str, status: str = "") -> InvalidArgument | None:
         got, wanted = f"one that does {found[1]!r}", "one that does 'generate'"
     elif "support models with decoupled transaction policy" in message:
         got, wanted = "one that generates", "one that does another task"
-        remedy += ", or call generate(…), of sound transcribe(…)"
+        remedy += ", or call generate(…), for audio transcribe(…)"
     else:
         return None
     return InvalidArgument(f"model: got {got}, wanted {wanted}; {remedy}", status)

@@ -1,4 +1,5 @@
-"""The requests of one call by their Pace: threads, or tasks of asyncio, wait for their turns."""
+"""Threads or asyncio tasks wait here for their turn to send a request of one call, as its Pace
+allows."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ class ThreadTurns:
     """Turns of threads."""
 
     def __init__(self, most: int) -> None:
-        """`most`: requests under way at a time."""
+        """`most`: maximum number of requests in flight."""
         self._pace = Pace(most)
         self._changed = threading.Condition()
         self._closed = False
 
     def begin(self) -> Turn:
-        """Waits until one more may be under way. Cancelled once closed."""
+        """Waits until one more request may be in flight. Raises Cancelled once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._pace.room or self._closed)
             if self._closed:
@@ -28,13 +29,14 @@ class ThreadTurns:
             return self._pace.begin()
 
     def end(self, *, answered: bool) -> None:
-        """One has ended, but was not refused."""
+        """Counts the end of a request that was not refused."""
         with self._changed:
             self._pace.end(answered=answered)
             self._changed.notify_all()
 
     def refused(self, turn: Turn, timeout_s: float) -> bool:
-        """Waits until another was answered, at most `timeout_s`; False where none was."""
+        """Waits until another request was answered, at most `timeout_s`; returns False where none
+        was."""
         with self._changed:
             self._pace.refuse(turn)
             self._changed.notify_all()
@@ -42,7 +44,7 @@ class ThreadTurns:
             return self._pace.may_return(turn)
 
     def close(self) -> None:
-        """No request begins any more."""
+        """Stops further requests from beginning."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -52,23 +54,23 @@ class TaskTurns:
     """Turns of the tasks of one event loop."""
 
     def __init__(self, most: int) -> None:
-        """As ThreadTurns."""
+        """As ThreadTurns.__init__."""
         self._pace = Pace(most)
         self._changed = asyncio.Event()
 
     async def begin(self) -> Turn:
-        """As ThreadTurns."""
+        """As ThreadTurns.begin."""
         while not self._pace.room:
             await self._changed.wait()
         return self._pace.begin()
 
     def end(self, *, answered: bool) -> None:
-        """As ThreadTurns."""
+        """As ThreadTurns.end."""
         self._pace.end(answered=answered)
         self._tell()
 
     async def refused(self, turn: Turn, timeout_s: float) -> bool:
-        """As ThreadTurns."""
+        """As ThreadTurns.refused."""
         self._pace.refuse(turn)
         self._tell()
         with contextlib.suppress(TimeoutError):
@@ -78,5 +80,5 @@ class TaskTurns:
         return self._pace.may_return(turn)
 
     def _tell(self) -> None:
-        self._changed.set()  # who waits looks; who comes later waits for the next
+        self._changed.set()  # wakes all current waiters; later ones wait for the next event
         self._changed = asyncio.Event()

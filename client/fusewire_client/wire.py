@@ -1,4 +1,5 @@
-"""What both wires share: numpy arrays as Triton's raw tensor bytes, and parameters that pass."""
+"""What both wires share: numpy arrays as Triton's raw tensor bytes, and which parameters may be
+sent."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 from .errors import InvalidArgument, ServerError, type_name
 
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "binary_data_output"}
-# Triton keeps these names for itself too; what takes their place here.
+# Names that Triton reserves too, and what to use here instead.
 _OURS = {"priority": "send request_priority", "timeout": "set timeout_s"}
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Names the server keeps for itself, and values it has no type for, are refused here."""
+    """Raises InvalidArgument for names that the server reserves, and for values it has no type
+    for."""
     for name, value in parameters.items():
         if name in _RESERVED or name in _OURS or name.startswith("triton_"):
             remedy = _OURS.get(name, "remove it")
@@ -43,7 +45,7 @@ def _check_unicode(name: str, value: str) -> None:
 
 
 def datatype_of(name: str, array: np.ndarray) -> str:
-    """Triton's name of the array's type."""
+    """Returns Triton's name of the array's type."""
     datatype: str | None = (
         np_to_triton_dtype(array.dtype) if isinstance(array, np.ndarray) else None
     )
@@ -54,7 +56,7 @@ def datatype_of(name: str, array: np.ndarray) -> str:
 
 
 def raw_bytes(array: np.ndarray) -> bytes:
-    """The array's bytes, C order; strings as length and bytes."""
+    """Returns the array's bytes in C order; strings as length and bytes."""
     if array.dtype.kind in "OSU":
         strings = array.astype(np.object_)
         return serialize_byte_tensor(strings).item() if strings.size else b""
@@ -62,8 +64,8 @@ def raw_bytes(array: np.ndarray) -> bytes:
 
 
 def sized(name: str, flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """`flat` in its shape; an answer without its bytes is an error, never an empty array."""
-    if flat.size != math.prod(shape):  # numpy's takes longer than the rest of a small answer
+    """Returns `flat` in this shape. Missing bytes are an error, never an empty array."""
+    if flat.size != math.prod(shape):  # np.prod takes longer than the rest of a small answer
         raise ServerError(
             f"{name}: got {flat.size} values, wanted shape {list(shape)}; the server's backend "
             "lost them (Triton older than 25.x does with numpy 2)"

@@ -1,4 +1,4 @@
-"""Errors for a client on the other protocol's port."""
+"""Errors for a client that connects to the other protocol's port."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import socket
 from .errors import ClientError, InvalidArgument, Unavailable
 
 _PROBE_TIMEOUT_S = 1.0
-# gRPC's message for a server that accepts connections but speaks another protocol.
+# gRPC's messages for a server that accepts connections but speaks another protocol.
 _NOT_GRPC = ("Socket closed", "Failed parsing HTTP/2", "http1.x server")
-# How urllib3 and aiohttp say that an answer did not begin as HTTP's does.
+# How urllib3 and aiohttp report an answer that does not begin as HTTP's does.
 _NOT_HTTP = ("BadStatusLine", "Bad status line")
 
 
 def grpc_fault(error: ClientError, address: str) -> ClientError:
-    """The error of a gRPC call, or, where HTTP is spoken at the address, that. Blocks for a second
-    at most."""
+    """Returns the error of a gRPC call, or, where the address speaks HTTP, an error that says so.
+    Blocks for a second at most."""
     suspect = isinstance(error, Unavailable) and any(sign in error.message for sign in _NOT_GRPC)
     if not suspect or not _speaks_http(address):
         return error
@@ -26,7 +26,7 @@ def grpc_fault(error: ClientError, address: str) -> ClientError:
 
 
 def http_fault(error: Exception, address: str) -> ClientError:
-    """The error of an HTTP exchange that had no answer."""
+    """Returns the error of an HTTP exchange that had no answer."""
     if any(sign in repr(error) for sign in _NOT_HTTP):
         return InvalidArgument(
             f"address: got {address}, which does not speak HTTP, wanted an HTTP port (Triton's is "

@@ -1,4 +1,4 @@
-// The activations a layer may name.
+// The activation functions that a layer can have.
 #pragma once
 
 #include <cstdint>

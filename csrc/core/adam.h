@@ -1,39 +1,40 @@
-// A step of Adam as its kernels see it.
+// The arguments of the Adam kernels, for every target.
 #pragma once
 
 #include <cstdint>
 
 namespace fusewire {
 
-// Adam (Kingma & Ba 2015, algorithm 1), with the decay of weights inside of the gradient or, if
-// `decoupled`, beside it (Loshchilov & Hutter 2019, "Decoupled weight decay regularization",
-// algorithm 2). Arrays are [count]; segment i, from segments[i] to segments[i + 1], has its own
-// rate and decay. shadow may be null: the new parameters, rounded to the element type of the
-// kernels.
+// Adam (Kingma & Ba 2015, algorithm 1). Weight decay is added to the gradient or, if `decoupled`,
+// shrinks the parameters directly (Loshchilov & Hutter 2019, "Decoupled weight decay
+// regularization", algorithm 2). Arrays are [count]. Segment i, the elements from segments[i] to
+// segments[i + 1], has its own learning rate and weight decay. `shadow`, which may be null,
+// receives the new parameters, rounded to the element type of the kernels.
 //
-// What changes from step to step is in the memory of the device, so that nothing waits for it:
-// factors[3] = what gradients are multiplied by, 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step).
-// Where the first of them is NaN the step is skipped: nothing is written.
+// Values that change from step to step are in device memory, so that the host never synchronises
+// for them: factors[3] = the multiplier of the gradients, 1 / (1 - beta1^step),
+// 1 / sqrt(1 - beta2^step). If the first of them is NaN, the step is skipped: nothing is written.
 struct AdamArguments {
   float *parameters, *exp_avg, *exp_avg_sq;
   const float* gradients;
   const int64_t* segments;
   const float *rates, *decays;
   int64_t segment_count, count;  // count = segments[segment_count]
-  double beta1, beta2, eps;      // 1 - 0.999 in float is off by 1e-5 of itself
+  double beta1, beta2, eps;      // double: 1 - 0.999 in float has a relative error of 1e-5
   const float* factors;
   bool decoupled;
   void* shadow;
 };
 
-constexpr double kClipEps = 1e-6;  // torch's clip_grad_norm_ divides by the norm and this
+constexpr double kClipEps = 1e-6;  // torch's clip_grad_norm_ divides by the norm plus this
 
-// What a step is computed with that the gradients decide. sums[parts][2]: what gradient_norm gave
-// of parts of them. Arrays of a row for each run of parameters, whose updates are alike: firsts,
-// the number of its first parameter; log_betas[runs][2], the logarithms of its betas (1 - beta^step
-// is -expm1(step * log(beta)), in float as exact as the beta was); factors[runs][3], as above.
-// steps [members] counts each parameter's steps, norm[1] is that of the gradients divided by
-// `scale`, which may be null, and skipped[1] counts the steps whose gradients were not finite.
+// Computes the factors of a step from the gradients of all parameters. sums[parts][2] are the
+// outputs of gradient_norm for parts of the gradients. A run is a range of parameters whose updates
+// are alike: firsts[runs] are the indices of the runs' first parameters, log_betas[runs][2] the
+// logarithms of their betas (1 - beta^step is computed as -expm1(step * log(beta)), in float as
+// exact as the beta was), and factors[runs][3] receives their factors, as above. steps[members]
+// counts the steps of each parameter, norm[1] receives the norm of the gradients divided by `scale`
+// (null: 1), and skipped[1] counts the steps whose gradients were not finite.
 struct AdamFactorsArguments {
   float *factors, *norm, *skipped, *steps;
   const float *sums, *log_betas, *scale;

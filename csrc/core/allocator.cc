@@ -12,7 +12,7 @@
 namespace fusewire {
 namespace {
 
-constexpr size_t kLargestRequest = size_t{1} << 62;  // beyond it rounding could overflow
+constexpr size_t kLargestRequest = size_t{1} << 62;  // rounding up more could overflow
 constexpr size_t kHoldersShown = 5;
 
 struct Holder {
@@ -43,7 +43,7 @@ struct CachingAllocator::State : std::enable_shared_from_this<State> {
   Holder* holder_of(std::string_view tag);
   [[noreturn]] void out_of_memory(size_t bytes, std::string_view tag) const;
 
-  // Deletes a block's pointer, and finds the block after it.
+  // Releases the block of a pointer when the last copy goes, and maps a pointer to its block.
   struct Deleter {
     std::shared_ptr<State> state;
     Block* block;
@@ -52,7 +52,7 @@ struct CachingAllocator::State : std::enable_shared_from_this<State> {
     void operator()(void*) const noexcept { state->release(block, holder); }
   };
 
-  // Keys look into the holders' own strings.
+  // The keys point into the holders' own strings.
   std::unordered_map<std::string_view, std::unique_ptr<Holder>> holders_;
 };
 
@@ -94,7 +94,7 @@ void CachingAllocator::State::release(Block* block, Holder* holder) noexcept {
 }
 
 size_t CachingAllocator::State::trim() {
-  // Tags made up on the way do not pile up.
+  // Drop tags without live blocks, so that they do not accumulate.
   for (auto it = holders_.begin(); it != holders_.end();) {
     it = it->second->blocks ? std::next(it) : holders_.erase(it);
   }
@@ -142,8 +142,8 @@ void CachingAllocator::State::out_of_memory(size_t bytes, std::string_view tag) 
                      "; raise the cap, release a holder or send smaller batches");
 }
 
-// All that live, so that the end of a stream reaches each. Never destroyed: blocks may be freed
-// while the process ends.
+// The states of all allocators, so that forget_stream reaches each of them. Never destroyed: blocks
+// may be freed while the process exits.
 struct CachingAllocator::Everyone {
   std::mutex mutex;
   std::vector<std::weak_ptr<State>> states;

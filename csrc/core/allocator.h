@@ -1,9 +1,10 @@
-// CachingAllocator: every byte of a device that the process holds (weights, arenas, outputs) comes
-// from here, under a tag that says what it is for. Memory is taken from the device in segments,
-// split into blocks, merged again when neighbours are free, and reused at once by the stream that
-// freed it, by others when that stream's work is finished. A hit never calls the device.
+// CachingAllocator: all memory of a device that the process holds (weights, arenas, outputs) is
+// allocated here, under a tag that says what it is for. Memory is taken from the device in
+// segments, which are split into blocks; free neighbours are merged. A free block is reused at once
+// by the stream that freed it, and by other streams once that stream's work has finished. A cache
+// hit never calls the device.
 //
-// What a captured graph touches must be held as long as the graph: the allocator cannot see
+// Memory that a captured graph accesses must be held as long as the graph: the allocator cannot see
 // replays.
 #pragma once
 
@@ -42,39 +43,40 @@ class CachingAllocator {
 
   Device device() const;
 
-  // At least `bytes`, aligned as the device wants; freed when the last copy of the pointer goes,
-  // which may be after the allocator itself. The block may be reused by `stream` without waiting,
-  // so whoever uses it on another stream says so (`used_by`) or synchronises before letting go.
-  // `tag` names a purpose
-  // ("weights", "output"), not a request. Error when the cap or the device allows no more, after
-  // what is cached was given back; the message lists the largest holders.
+  // Returns at least `bytes` bytes, aligned as the device requires. They are freed when the last
+  // copy of the pointer is destroyed, which may be after the allocator itself. `stream` may then
+  // reuse the block without waiting, so a caller that uses it on another stream must call
+  // `used_by`, or synchronise before it drops the pointer. `tag` names a purpose ("weights",
+  // "output"), not a request. Error if the cap or the device allows no more, even after cached
+  // memory was given back; the message lists the largest holders.
   std::shared_ptr<void> allocate(size_t bytes, std::string_view tag, const Stream& stream = {});
 
-  // The same in a segment of its own that returns to the device when freed: for those who keep
-  // large blocks for long and cache by themselves (an arena that grows leaves nothing behind).
-  // Letting go waits for the streams that use it.
+  // As `allocate`, but in a segment of its own that returns to the device when it is freed: for
+  // callers that hold large blocks for long and cache them themselves (an arena that grows leaves
+  // nothing behind). Freeing waits for the streams that use the block.
   std::shared_ptr<void> allocate_uncached(size_t bytes, std::string_view tag,
                                           const Stream& stream = {});
 
-  // `stream` works on a block that was allocated for another: its memory is reused only when the
-  // work that `stream` was given before the block was let go is finished. Error for a pointer that
-  // this allocator did not give.
+  // Declares that `stream` uses a block that was allocated for another stream. The memory is reused
+  // only when the work that was submitted to `stream` before the block was freed has finished.
+  // Error for a pointer that this allocator did not return.
   void used_by(const std::shared_ptr<void>& block, const Stream& stream);
 
-  // Before `stream` is destroyed, when everything was submitted that it will ever do: what is free
-  // for it goes to others, and a new stream at the same address is not taken for it. Error while it
-  // is being captured.
+  // To be called before `stream` is destroyed, when no more work will be submitted to it: its free
+  // memory goes to other streams, and a new stream with the same handle is not mistaken for it.
+  // Error while it is being captured.
   void forget(const Stream& stream);
 
-  // Waits for all work on the device; false while a stream that has memory here is being captured.
+  // Waits for all work on the device. Returns false while a stream that has memory here is being
+  // captured.
   bool finish();
 
-  // Returns every free segment whose work is finished to the device, without waiting; bytes given
-  // back.
+  // Gives every free segment whose work has finished back to the device, without waiting. Returns
+  // the number of bytes given back.
   size_t trim();
-  // What the device could still give, to anybody; not counted: what is cached here.
+  // Returns the bytes that the device could still give to any process, without what is cached here.
   size_t free_bytes() const;
-  void set_cap(size_t bytes);  // 0: none. Trims; blocks that are live above the cap stay
+  void set_cap(size_t bytes);  // 0: no cap. Trims; live blocks above the cap stay
   void reset_peaks();
   AllocatorStats stats() const;
   std::vector<HolderStats> holders() const;  // live bytes by tag, largest first
@@ -82,25 +84,25 @@ class CachingAllocator {
  private:
   friend void forget_stream(const Stream& stream);
 
-  struct State;  // shared with the blocks, which may live longer
+  struct State;  // shared with the blocks, which may outlive the allocator
   struct Everyone;
   std::shared_ptr<State> state_;
 };
 
-// The process's allocator of a device; never destroyed.
+// Returns the process's allocator of a device, which is never destroyed.
 CachingAllocator& default_allocator(Device device = {});
 
-// `forget` in every allocator of the stream's device.
+// Calls `forget` on every allocator of the stream's device.
 void forget_stream(const Stream& stream);
 
-// A tensor that owns its block. Error for a negative dimension or a size that overflows.
+// Returns a tensor that owns its block. Error for a negative dimension or a size that overflows.
 Tensor allocate_tensor(CachingAllocator& allocator, const Shape& shape, DType dtype,
                        std::string_view tag, const Stream& stream = {});
 
-// Bytes of a dense tensor; the same error.
+// Returns the bytes of a dense tensor, with the same errors.
 size_t checked_bytes(const Shape& shape, DType dtype);
 
-// "1.5 GiB (1610612736 bytes)"
+// Returns a size as text, such as "1.5 GiB (1610612736 bytes)".
 std::string bytes_text(size_t bytes);
 
 }  // namespace fusewire

@@ -1,10 +1,10 @@
-// Where a threshold lies, narrowed without sorting: the largest number t such that the elements
-// that are at least t have a mass of at least `target` (a count, for the k-th largest; a
-// probability, for top-p). A pass over the elements gives the masses above kPivots pivots, of which
-// the two around the target are the next bracket.
+// Finds a threshold without sorting, by narrowing a bracket around it: the largest t such that the
+// elements >= t have a mass of at least `target` (a count, for the k-th largest element; a
+// probability, for top-p). Each pass over the elements computes the masses above kPivots pivots;
+// the two pivots around the target are the next bracket.
 //
-// The first passes divide the range of values, which is where logits are spread, the others the
-// ordered bit patterns of floats: 2^32 of them, so eleven of those end it for any input.
+// The first passes divide the range of values, over which logits are spread. Later passes divide
+// the ordered bit patterns of floats: there are 2^32, so eleven such passes suffice for any input.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace fusewire {
 constexpr int kPivots = 7;
 constexpr int kPassesOverValues = 3;
 
-// Integers in the order of the floats, and back.
+// Map a float to an integer of the same order, and back.
 FUSEWIRE_EVERYWHERE int32_t order_of(float x) {
   int32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -36,11 +36,11 @@ FUSEWIRE_EVERYWHERE float ordered(int64_t order) {
 }
 
 struct Bracket {
-  int64_t low, high;  // orders: the mass from low on reaches the target, that from high on does not
-  float above;        // the mass from high on
+  int64_t low, high;  // orders: the mass of elements >= low reaches the target, >= high does not
+  float above;        // the mass of elements >= high
 };
 
-// For elements within [least, most], which are finite.
+// Returns the bracket of elements within [least, most], which must be finite.
 FUSEWIRE_EVERYWHERE Bracket bracket_of(float least, float most) {
   return {order_of(least), int64_t{order_of(most)} + 1, 0.0f};
 }
@@ -49,7 +49,8 @@ FUSEWIRE_EVERYWHERE bool found(const Bracket& b) {
   return b.high - b.low == 1;
 }
 
-// Inside of the bracket, which is wider than one.
+// Computes pivots within the bracket, which must be wider than one: they divide the range of values
+// if `values`, else that of bit patterns.
 FUSEWIRE_EVERYWHERE void pivots_of(const Bracket& b, bool values, float (&pivots)[kPivots]) {
   const float least = ordered(b.low), most = ordered(b.high - 1);
 #ifdef __CUDA_ARCH__
@@ -63,7 +64,8 @@ FUSEWIRE_EVERYWHERE void pivots_of(const Bracket& b, bool values, float (&pivots
   }
 }
 
-// masses[j]: of the elements that are at least pivots[j].
+// Narrows the bracket to the pivots around `target`; masses[j] is the mass of the elements
+// >= pivots[j].
 FUSEWIRE_EVERYWHERE void narrow(Bracket& b, const float (&pivots)[kPivots],
                                 const float (&masses)[kPivots], float target) {
 #ifdef __CUDA_ARCH__

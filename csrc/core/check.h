@@ -23,7 +23,7 @@ class Check {
  public:
   Check(const char* op, const Stream& stream) : op_(op), stream_(stream) {}
 
-  // The op's element type is that of its first float tensor.
+  // The first float tensor sets the element type of the op.
   void floats(const char* name, const Tensor& tensor, std::initializer_list<Dim*> dims) {
     const bool floating = tensor.dtype == DType::kFloat32 || tensor.dtype == DType::kFloat16 ||
                           tensor.dtype == DType::kBFloat16;

@@ -11,7 +11,7 @@ namespace {
 struct Features {
   uint32_t leaf_1_ecx = 0;
   uint32_t leaf_7_ebx = 0;
-  uint32_t saved = 0;  // XCR0: registers that the system saves
+  uint32_t saved = 0;  // XCR0: registers that the operating system saves
   uint32_t leaf_7_ecx = 0;
   uint32_t leaf_7_1_eax = 0;
 };
@@ -31,7 +31,7 @@ Features features() {
   return found;
 }
 
-// What `wanted` has, CPU and system have.
+// Returns whether the CPU and the operating system have every feature in `wanted`.
 bool has(Features wanted) {
   static const Features here = features();
   return !(wanted.leaf_1_ecx & ~here.leaf_1_ecx) && !(wanted.leaf_7_ebx & ~here.leaf_7_ebx) &&

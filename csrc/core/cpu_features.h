@@ -1,6 +1,6 @@
-// Which instruction sets this processor has and the system saves the registers of. Asked by CPUID:
-// __builtin_cpu_supports says no to everything where the compiler's own runtime library leaves it
-// out (zig).
+// Which instruction sets this processor has, with registers that the operating system saves. They
+// are queried by CPUID: __builtin_cpu_supports returns false for all of them where the compiler's
+// own runtime library lacks it (zig).
 #pragma once
 
 namespace fusewire {

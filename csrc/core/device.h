@@ -1,4 +1,4 @@
-// Where memory lives and work runs.
+// A device, on which memory is allocated and work runs.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Element types. fp16 and bf16 exist for tables and tensors; a target without kernels for them
-// says so when an op is dispatched.
+// Element types. A target may have no kernels for fp16 or bf16; dispatching an op is then an error.
 #pragma once
 
 #include <cstddef>

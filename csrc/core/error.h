@@ -1,7 +1,6 @@
-// The library's one exception. Callers decide by its kind, never by its words. A message says what
-// was wrong, what arrived, what was wanted and what to do; its text is built only when something
-// fails, never on the way of a good call.
-// No streams: they would bring the process's locale into messages and into a shared library.
+// The library's only exception. Callers decide by its kind, never by its text. A message says what
+// was wrong, what was given, what was wanted and what to do; it is built only when something fails.
+// No iostreams: they would bring the process's locale into messages and into a shared library.
 #pragma once
 
 #include <cstdio>
@@ -13,8 +12,8 @@
 namespace fusewire {
 
 enum class ErrorKind {
-  kInvalid,      // an argument, or a combination that nothing here computes
-  kOutOfMemory,  // of a device, of the host, or beyond a cap: less at a time may succeed
+  kInvalid,      // an invalid argument, or an unsupported combination
+  kOutOfMemory,  // of a device or the host, or over a cap: a smaller request may succeed
   kDevice,       // the device or its driver failed
 };
 
@@ -56,8 +55,9 @@ template <class... Parts>
   fail_as(ErrorKind::kInvalid, parts...);
 }
 
-// Of memory that `who`, a device or the host, does not have. Hugging Face's Trainer tries a smaller
-// batch behind an error with the words " out of memory." (accelerate's should_reduce_batch_size).
+// Throws kOutOfMemory for `who`, a device or the host. Hugging Face's Trainer retries with a
+// smaller batch after an error whose text contains " out of memory." (accelerate's
+// should_reduce_batch_size).
 template <class Who, class... Parts>
 [[noreturn]] __attribute__((noinline, cold)) void fail_out_of_memory(const Who& who,
                                                                      const Parts&... parts) {

@@ -1,6 +1,6 @@
-// Free blocks binned by size: sixteen bins a power of two, so a bin's sizes differ by at most 1/16
-// (small ones not at all), and a bitmap of occupied bins. A good fit costs a few instructions
-// whatever the number of free blocks.
+// Free blocks binned by size: sixteen bins per power of two, so that the sizes in a bin differ by
+// at most 1/16 (small ones not at all), and a bitmap of the occupied bins. A search looks at the
+// blocks of one bin, then at the bitmap.
 #pragma once
 
 #include <array>
@@ -13,7 +13,8 @@ namespace fusewire {
 class FreeLists;
 class StreamMemory;
 
-// A piece of a segment: its bytes, its neighbours by address, and its place in a bin when free.
+// A part of a segment: its memory, its neighbours by address, and its links in a bin when it is
+// free.
 struct Block {
   char* data = nullptr;
   size_t bytes = 0;
@@ -24,7 +25,7 @@ struct Block {
   FreeLists* home = nullptr;  // null: a segment that is never cached
   StreamMemory* stream = nullptr;
   uint64_t freed_at = 0;              // a point of `stream` (core/stream_memory.h)
-  std::vector<StreamMemory*> others;  // that use it besides `stream`
+  std::vector<StreamMemory*> others;  // other streams that use it
   bool free = false;
 
   bool whole_segment() const { return !left && !right; }
@@ -34,7 +35,7 @@ class FreeLists {
  public:
   explicit FreeLists(size_t unit) : unit_(unit) {}  // every size is a multiple of `unit`
 
-  size_t segment_bytes = 0;  // of the segments whose blocks come here, free or not
+  size_t segment_bytes = 0;  // total of the segments whose blocks belong here, free or not
 
   void insert(Block* block) {
     size_t bin = bin_of(block->bytes);
@@ -56,8 +57,8 @@ class FreeLists {
     if (!heads_[bin]) occupied_[bin / 64] &= ~(uint64_t{1} << bin % 64);
   }
 
-  // Removes and returns a block of at least `bytes`: the tightest of its own bin, else any of the
-  // next occupied one. Null when there is none.
+  // Removes and returns a block of at least `bytes`: the smallest that fits of its own bin, else
+  // the first of the next occupied bin. Null if there is none.
   Block* take(size_t bytes) {
     size_t bin = bin_of(bytes);
     Block* best = nullptr;
@@ -71,7 +72,8 @@ class FreeLists {
     return best;
   }
 
-  // The same for whoever may not take every block. Looks at all that are large enough, if it must.
+  // As `take`, but returns the first block that `accept` allows. May look at all that are large
+  // enough.
   template <class Accept>
   Block* take_if(size_t bytes, Accept accept) {
     for (size_t bin = bin_of(bytes); bin < kBins; bin = next_occupied(bin)) {
@@ -84,7 +86,8 @@ class FreeLists {
     return nullptr;
   }
 
-  // Removes every block that is a whole segment and was freed by point `last`, for `visit`.
+  // Removes every block that is a whole segment and was freed at point `last` or before; calls
+  // visit(block).
   template <class Visit>
   void take_whole_segments(uint64_t last, Visit visit) {
     for (Block* head : heads_) {
@@ -109,7 +112,7 @@ class FreeLists {
     return (exponent - 3) * 16 + (units >> (exponent - 4)) % 16;
   }
 
-  // kBins when none follows.
+  // Returns the next occupied bin, or kBins if there is none.
   size_t next_occupied(size_t bin) const {
     ++bin;
     for (size_t word = bin / 64; word < kBins / 64; ++word) {

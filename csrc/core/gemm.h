@@ -1,4 +1,4 @@
-// The arguments of a matrix product, for every target, and what a target has for a format.
+// The arguments of a matrix product, and the kernels of a target for a weight format.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,23 @@
 
 namespace fusewire {
 
-// A matrix [rows, k] whose rows lie `stride` elements apart; transposed: stored as [k, rows]. The
-// stride of a packed weight is k.
+// A matrix [rows, k] with a leading dimension of `stride` elements; if `transposed`, it is stored
+// as [k, rows]. The stride of a packed weight is k.
 struct GemmOperand {
   const void* data = nullptr;
   int64_t stride = 0;
   bool transposed = false;
-  // As of a Weight; null: none.
+  // As in Weight (core/weight.h); null: none.
   const void *scales = nullptr, *zeros = nullptr;
   int64_t group = 0;
   const int32_t* order = nullptr;
 };
 
 // out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + beta * residual, accumulated in fp32.
-// bias [n] and residual may be null; residual may be out. Strides count elements. Between kernels x
-// and weight may both be of 8 bits with a scale a row: float8_e4m3, or int8 where `integers`. Of
-// `blocks` (float8_e4m3) the scales are of x [float8_blocks(k), m rounded up to 4], of the weight
-// [float8_blocks(n), float8_blocks(k)].
+// bias [n] and residual may be null; residual may be out. Strides count elements. Within a target,
+// x and weight may both be 8-bit with a scale per row: float8_e4m3, or int8 if `integers`. With
+// `blocks` (float8_e4m3), the scales of x are [float8_blocks(k), m rounded up to 4] and those of
+// the weight [float8_blocks(n), float8_blocks(k)].
 struct GemmArguments {
   void* out = nullptr;
   int64_t out_stride = 0;
@@ -40,13 +40,14 @@ struct GemmArguments {
   int64_t residual_stride = 0;
   float beta = 1.0f;
   bool integers = false, blocks = false;
-  float input_scale = 0;  // as of a Weight
+  float input_scale = 0;  // as in Weight
 };
 
-// A weight [n, k], or transposed, [k, n], of the device or the host, in the dtype of the table that
-// the kernels are in. Of a scaled format packing fills scales (scales_of), of the packed weight's
-// device, from `given` where that is not null, else from the weight. `codes`: the weight is the
-// format's own bytes, int8 or e4m3, of the scales that are given; of blocks it always is.
+// Packs a weight [n, k] or, if `transposed`, [k, n], in the memory of the device or the host, in
+// the dtype of the kernels' table. For a scaled format, packing writes `scales` (scales_of
+// elements, on the device of the packed weight): those in `given` if it is not null, else scales
+// computed from the weight. `codes`: the weight is already in the format's own bytes, int8 or e4m3,
+// with the scales that are given; for float8_e4m3_blocks it always is.
 struct PackArguments {
   void* packed;
   const void* weight;
@@ -55,42 +56,44 @@ struct PackArguments {
   float* scales = nullptr;
   const float* given = nullptr;
   bool codes = false;
-  // Of int4, whose weight is bytes [n, k / 2] and whose scales are given: [n, groups], as zeros
-  // are; null: 8.
+  // For int4, whose weight is bytes [n, k / 2] and whose scales are given as [n, groups]: zero
+  // points of the same shape; null: 8.
   const uint8_t* zeros = nullptr;
-  // Filled from these where products take them by themselves (GemmFeatures), else null.
+  // Receives the zero points where products take them separately (GemmFeatures), else null.
   float* packed_zeros = nullptr;
   int64_t group = 0;
 };
 
-// What a product may ask for and not every kernel computes.
+// Features that a product may need and some kernels lack.
 struct GemmFeatures {
   bool transposed_x = false, transposed_weight = false;
   bool scales = false, zeros = false, groups = false;  // of the weight or of x
-  bool order = false;                                  // of the weight's inputs
-  bool beta = false;                                   // other than 1
+  bool order = false;                                  // GemmOperand::order of the weight
+  bool beta = false;                                   // a beta other than 1
 };
 
 // The kernels of one target for one format of weights.
 struct GemmKernels {
   Format format;
-  GemmFeatures features;  // that `run` computes
-  bool packing_copies;    // a weight that is on the device serves as it lies
+  GemmFeatures features;  // supported by `run`
+  bool packing_copies;    // `pack` only copies: a weight on the device can be used in place
   bool packs_transposed;
   size_t (*packed_bytes)(int64_t n, int64_t k);
   void (*pack)(const PackArguments& a, const Stream& stream);
   void (*run)(const GemmArguments& a, const Stream& stream);
-  // The most rows that are computed as m are, which was measured; null: all are computed alike.
+  // Returns the upper edge of m's bucket: all m in a bucket run with the kernel that was measured
+  // for it. Null: there are no buckets, and all m are computed alike.
   int64_t (*bucket)(int64_t m);
-  // Products of rows that are made just before, where the kernels quantise these as they are made;
-  // null: they are made by an op of their own. `run_normed` fills norm.out, of which a.x is the
-  // address: LayerNorm, or RMSNorm unless `centered`. `run_activated` multiplies activation(x), or
-  // activation(x) times the columns from k on if `gated`, and may leave it in the place of x.
+  // Products fused with the op that computes x, where the kernels quantise its rows as they are
+  // computed; null: that op runs by itself. `run_normed` also writes norm.out, which is a.x:
+  // LayerNorm if `centered`, else RMSNorm. `run_activated` multiplies activation(x) or, if `gated`,
+  // activation(x) times the columns from k on, and may overwrite x with it.
   void (*run_normed)(const GemmArguments& a, const NormArguments& norm, bool centered,
                      const Stream& stream) = nullptr;
   void (*run_activated)(const GemmArguments& a, Activation activation, bool gated,
                         const Stream& stream) = nullptr;
-  // Of int4: how much `pack` writes to the scales, or to the zeros, of a weight [n, k].
+  // For int4: returns the bytes of the scales, or of the zeros, that `pack` writes for a weight
+  // [n, k].
   size_t (*int4_scales_bytes)(int64_t n, int64_t k, int64_t group) = nullptr;
 };
 
@@ -102,16 +105,16 @@ const GemmKernels* kernels_of(const GemmKernels (&table)[kCount], Format format)
   return nullptr;
 }
 
-// The largest number of rows of each bucket up to that of max_rows, which ends the list. Empty
-// where there are none.
+// Returns the upper edges of the buckets up to max_rows, which is the last one. Empty if there are
+// no buckets.
 std::vector<int64_t> row_buckets(const GemmKernels& kernels, int64_t max_rows);
 
-// The upper edge of m's bucket: 1, 8, then steps of 8, from 64 on at most an eighth apart, from
-// 1024 on a sixteenth (there a wave of blocks more or less tells), from 16384 on a quarter;
-// everything above 65536 is one bucket.
+// Returns the upper edge of m's bucket: 1, 8, then multiples of 8. From 64 on edges are at most an
+// eighth apart, from 1024 on a sixteenth (where one wave of thread blocks more or less matters),
+// from 16384 on a quarter; everything above 65536 is one bucket.
 int64_t gemm_bucket(int64_t m);
 
-// Error that names the first of the features that the product asks for and the kernels lack.
+// Throws an error that names the first feature that the product needs and the kernels lack.
 void check_features(const GemmKernels& kernels, const GemmArguments& a, Device device);
 
 }  // namespace fusewire

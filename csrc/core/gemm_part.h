@@ -1,5 +1,5 @@
-// Products that are computed in parts: what of the operands belongs to the rows or columns of a
-// result from `first` on. x and the weight are the caller's to move.
+// Parts of a product: its arguments for the rows or columns of the result from `first` on. The
+// caller moves x and the weight itself.
 #pragma once
 
 #include "core/gemm.h"

@@ -13,8 +13,8 @@ namespace fusewire {
 namespace {
 
 struct Registry {
-  std::mutex mutex;            // of all but reading a choice that is made
-  std::deque<Target> targets;  // which stay where they are
+  std::mutex mutex;            // guards all except reading a choice that was made
+  std::deque<Target> targets;  // a deque, so that their addresses stay valid
   std::string forced_cpu_target;
   // The choice for each (device, dtype), made on first use.
   std::array<std::array<std::atomic<const Target*>, kDTypeCount>, kDeviceTypeCount> chosen{};
@@ -25,7 +25,7 @@ Registry& registry() {
   return instance;
 }
 
-// Under the registry's lock, as its result, which points into it.
+// Returns the usable target of the highest rank, or null. The caller holds the registry's lock.
 const Target* best(const Registry& r, DeviceType device, const DType* dtype) {
   const Target* found = nullptr;
   for (const Target& target : r.targets) {

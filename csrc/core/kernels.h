@@ -1,5 +1,5 @@
 // The contract between ops/ and the targets: a table of kernels for each (device, instruction set,
-// element type). A target registers itself when its file is linked in; nothing names the targets.
+// element type). A target registers itself when its file is linked in; no list names the targets.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +22,15 @@ namespace fusewire {
 
 // embed: row t of out = word[ids[t]] * scale + position[positions[t]].
 // embed_layer_norm: layer_norm(word[ids[t]] + position[positions[t]] + token_type[types[t]]).
-// position and token_type (with their index arrays) and bias may be null; embed has no token_type,
-// weight, bias and eps, embed_layer_norm no scale.
+// position and token_type (with their index arrays) and bias may be null. embed does not read
+// token_type, weight, bias and eps; embed_layer_norm does not read scale.
 struct EmbedArguments {
   void* out;
   int64_t out_stride;
   const int64_t* ids;
   const int32_t *positions, *types;
   const void *word, *position, *token_type;
-  const float* word_scales;  // null: word is a matrix; else it is packed, Format::kInt8
+  const float* word_scales;  // null: word is a matrix; otherwise it is packed in Format::kInt8
   int64_t vocabulary, max_positions, type_vocabulary;
   const void *weight, *bias;
   int64_t tokens, hidden;
@@ -38,8 +38,9 @@ struct EmbedArguments {
   float scale;
 };
 
-// The first `rotated_heads` heads of a row (q and k) are rotated, of each the first rotary_dim
-// values: by the angle of positions[token] in the tables [angles, rotary_dim / 2].
+// Rotates the first `rotated_heads` heads (q and k) of each row in place: the first rotary_dim
+// elements of a head, by the angle of positions[token] in the tables cos and sin
+// [angles, rotary_dim / 2].
 struct RotaryArguments {
   void* qkv;
   int64_t stride;
@@ -48,7 +49,7 @@ struct RotaryArguments {
   int64_t angles, tokens, rotated_heads, head_dim, rotary_dim;
 };
 
-// Row r of logits gives tokens[r]; every setting has one number a row (ops.def, sample).
+// tokens[r] is sampled from row r of logits; each setting has one value per row (ops.def, sample).
 struct SampleArguments {
   int64_t* tokens;
   const void* logits;
@@ -59,8 +60,8 @@ struct SampleArguments {
   const int64_t *seeds, *steps;
 };
 
-// Rows offsets[g] to offsets[g + 1] of logits are the beams of group g, which gets its counts[g]
-// best candidates in row g of the outputs [groups, most] (ops.def, beam_candidates).
+// Rows offsets[g] to offsets[g + 1] of logits are the beams of group g. Its counts[g] best
+// candidates go to row g of the outputs [groups, most] (ops.def, beam_candidates).
 struct BeamArguments {
   float *scores, *log_probs;
   int32_t *beams, *tokens;
@@ -72,17 +73,17 @@ struct BeamArguments {
   bool normalized;
 };
 
-// What a group of `fork_beams` is, a row of its `groups`.
+// A group of beams in `fork_beams`; one row of its `groups`.
 struct ForkedGroup {
-  int32_t candidates;  // its row of candidates
-  int32_t parents;     // the first row of its beams in the table they come from
-  int32_t children;    // and in the one they get
+  int32_t candidates;  // the group's row of candidates
+  int32_t parents;     // first row of its beams in parent_table
+  int32_t children;    // first row of its beams in the outputs
   int32_t beams;
-  int32_t place;  // of the page that they write to, in a row of the tables
+  int32_t place;  // index in a row of the tables of the page to write to
 };
 
-// The outputs of rows [rows], block_table [rows, width] from parent_table [.., width]; candidates
-// [.., most]; ends [groups, most_ends] (ops.def, fork_beams).
+// Outputs are [rows] and block_table [rows, width]; parent_table is [.., width], the candidates
+// (scores, beams, tokens) are [.., most] and ends [groups, most_ends] (ops.def, fork_beams).
 struct ForkArguments {
   int64_t* ids;
   float* beam_scores;
@@ -95,7 +96,7 @@ struct ForkArguments {
   int64_t rows, parent_rows, width, searches, most, group_count, most_ends;
 };
 
-// Where pages are copied: of each head of a page its `leading` elements.
+// The cache in which pages are copied: the first `leading` elements of each head of a page.
 struct CopiedPages {
   void* cache;
   int64_t planes, pages, heads, elements, leading;
@@ -112,8 +113,8 @@ struct TrainingKernels;  // core/training_kernels.h
 struct Target {
   const char* name;
   DeviceType device;
-  int rank;          // of several usable targets of a device the highest is taken
-  bool (*usable)();  // by the machine we run on
+  int rank;          // the usable target of a device with the highest rank is used
+  bool (*usable)();  // on this machine
   DType dtype;
   const Kernels* kernels;
   const TrainingKernels* training = nullptr;  // null: the target does not train
@@ -121,12 +122,12 @@ struct Target {
 
 void register_target(const Target& target);
 
-// Throws Error when no usable target of the device has kernels for the element type. This and the
-// functions below may be called by any thread; a call that is running keeps its kernels.
+// Returns the kernels in use. Error if no usable target of the device has kernels for the element
+// type. This and the functions below are thread-safe; a call that is running keeps its kernels.
 const Kernels& kernels_for(Device device, DType dtype);
 
-std::vector<std::string> cpu_targets();  // usable here, slowest first
-std::string cpu_target();                // in force
+std::vector<std::string> cpu_targets();  // usable on this machine, slowest first
+std::string cpu_target();                // the one in use
 void set_cpu_target(std::string_view name);
 
 }  // namespace fusewire

@@ -1,11 +1,12 @@
-// The arguments of a norm, for every target.
+// The arguments of LayerNorm and RMSNorm, for every target.
 #pragma once
 
 #include <cstdint>
 
 namespace fusewire {
 
-// out = norm(x) * weight [+ bias] [+ residual], by rows. bias and residual may be null; one is.
+// out = norm(x) * weight [+ bias] [+ residual], by rows. bias and residual may be null; at least
+// one is.
 struct NormArguments {
   void* out;
   const void* x;

@@ -1,8 +1,8 @@
-// New tokens of sequences whose keys and values live in pages: for each sequence how long it is by
-// now and where its pages are.
+// The new tokens of sequences with a paged KV cache: the current length of each sequence and its
+// row of the page table.
 //
 // The cache of one layer is two tensors, keys and values [pages, kv_heads, page_size, head_dim].
-// Position p of a sequence lies in page block_table[sequence, p / page_size], row p % page_size.
+// Position p of a sequence is in page block_table[sequence, p / page_size], row p % page_size.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@ namespace fusewire {
 
 class PagedBatch {
  public:
-  // `batch` packs the new tokens. context_lengths int32[sequences] on the host: positions of each
-  // sequence that the cache holds once the new ones are stored, so that new token i of n stands at
-  // position context - n + i. It is less than n only where nothing is stored: cross attention,
-  // whose queries are other tokens than its keys. block_table int32[sequences, width] on the host;
-  // entries beyond a sequence's context are not read. page_size is a power of two. The device
-  // tensors are the same in the memory of the device whose kernels read them; left out, the kernels
+  // `batch` packs the new tokens. context_lengths int32[sequences], on the host: the positions of
+  // each sequence that the cache holds once the new ones are stored, so that new token i of n is at
+  // position context - n + i. It is less than n only where nothing is stored: in cross-attention,
+  // whose queries are not among its keys. block_table int32[sequences, width], on the host; entries
+  // beyond a sequence's context are not read. page_size is a power of two. The device tensors are
+  // copies in the memory of the device whose kernels read them; if they are left out, the kernels
   // run on the host.
   PagedBatch(SequenceBatch batch, Tensor context_lengths, Tensor block_table, int64_t page_size,
              Tensor device_context_lengths = {}, Tensor device_block_table = {})
@@ -40,16 +40,17 @@ class PagedBatch {
     expect_copies();
   }
 
-  // What is recorded once and replayed (a CUDA graph), of a bucket's batch: context lengths and
-  // tables are read from the device at every replay, where nobody checks them; max_context is an
-  // upper bound. A sequence without new tokens is idle: its context and its pages are not read.
+  // Returns a batch for capture and replay (a CUDA graph), from the batch of a bucket. Context
+  // lengths and page tables are read from the device at every replay, without checks; max_context
+  // is an upper bound. A sequence without new tokens is idle: its context and its pages are not
+  // read.
   static PagedBatch bucket(SequenceBatch batch, Tensor device_context_lengths,
                            Tensor device_block_table, int64_t page_size, int64_t max_context) {
     return {std::move(batch), std::move(device_context_lengths), std::move(device_block_table),
             page_size, max_context};
   }
 
-  // The first sequences of a batch.
+  // Returns the first `count` sequences of a batch.
   PagedBatch first(int64_t count) const {
     PagedBatch some = *this;
     some.batch_ = batch_.section(0, count);
@@ -65,10 +66,11 @@ class PagedBatch {
   int64_t tokens() const { return batch_.tokens(); }
   int64_t sequences() const { return batch_.sequences(); }
   int64_t page_size() const { return page_size_; }
-  int64_t table_width() const { return device_table_.shape[1]; }  // entries of a row
+  int64_t table_width() const { return device_table_.shape[1]; }  // entries per row
   int64_t max_context() const { return max_context_; }
   int64_t pages_needed() const { return pages_needed_; }  // 1 + the largest page in use; 0: bucket
-  // By how many new tokens a sequence exceeds its context, at most; a bucket's are not known.
+  // Returns the most new tokens that a sequence has beyond its context, at least 0; not known of a
+  // bucket.
   int64_t excess() const { return excess_; }
 
   const int32_t* context_lengths() const { return contexts_.as<int32_t>(); }  // null for a bucket

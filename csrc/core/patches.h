@@ -5,7 +5,7 @@
 
 namespace fusewire {
 
-// Where an image [channels, height, width] lies among the pixels, and where its rows begin.
+// Offset of an image [channels, height, width] in `pixels`, and the row of `out` where it begins.
 struct PackedImage {
   int64_t row, pixel, height, width;
 };
@@ -21,12 +21,13 @@ struct PatchArguments {
   int64_t channels, size, leading;
 };
 
-// Static, so that no instruction set's copies serve the others (cpu/vec.h).
+// Static, so that code compiled for one instruction set never serves the others (cpu/vec.h).
 static constexpr int64_t patch_count(const PatchArguments& a, const PackedImage& image) {
   return (image.height / a.size) * (image.width / a.size);
 }
 
-// Whether its pixels and its rows are there; no product of what is checked first overflows.
+// Returns whether the image's pixels and rows are within bounds. Each check bounds the products of
+// the next, so none overflows.
 static constexpr bool fits(const PatchArguments& a, const PackedImage& image) {
   const bool known = image.height > 0 && image.width > 0 && image.pixel >= 0 &&
                      image.pixel <= a.pixel_count && image.row >= 0 && image.row <= a.rows;

@@ -14,7 +14,8 @@ struct PhiloxWords {
   uint32_t x[4];
 };
 
-// Static, as what follows, so that no instruction set's copy serves the others (cpu/vec.h).
+// Static, as the function below, so that code compiled for one instruction set never serves the
+// others (cpu/vec.h).
 static constexpr PhiloxWords philox(uint64_t key, PhiloxWords counter) {
   uint32_t (&x)[4] = counter.x;
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
@@ -32,8 +33,8 @@ static constexpr PhiloxWords philox(uint64_t key, PhiloxWords counter) {
   return counter;
 }
 
-// Uniform in [0, 1), with 53 bits: the first two words of Philox with the key `seed` and the
-// counter `step`.
+// Returns a uniform number in [0, 1) with 53 bits, from the first two words of Philox with the key
+// `seed` and the counter `step`.
 static constexpr double philox_uniform(uint64_t seed, uint64_t step) {
   const PhiloxWords words =
       philox(seed, {{static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), 0, 0}});

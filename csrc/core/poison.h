@@ -1,5 +1,5 @@
-// Memory that must not be touched now, reported to AddressSanitizer: a free block, a released
-// scratch tensor, the padding after either. Nothing at all in an ordinary build.
+// Marks memory that must not be accessed for AddressSanitizer: free blocks, released scratch
+// tensors and the padding after both. Does nothing in an ordinary build.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace fusewire {
 
-// Only the host's memory has a shadow.
+// Only host memory has a shadow.
 inline void poison([[maybe_unused]] Device device, [[maybe_unused]] const void* data,
                    [[maybe_unused]] size_t bytes) {
 #ifdef FUSEWIRE_ASAN

@@ -1,4 +1,4 @@
-// How the tokens of a sequence become one vector.
+// How the tokens of a sequence are pooled into one vector.
 #pragma once
 
 #include <cstdint>

@@ -12,8 +12,8 @@
 namespace fusewire {
 namespace {
 
-// Mapped pages rather than malloc: a released segment leaves the process at once, whatever the
-// heap's thresholds, and large ones can start on a huge page.
+// Mapped pages rather than malloc: a released segment returns to the system at once, whatever the
+// heap's thresholds, and large segments can start on a huge page.
 class CpuMemory : public RawMemory {
  public:
   Device device() const override { return {}; }
@@ -34,8 +34,8 @@ class CpuMemory : public RawMemory {
     if (skip) munmap(begin, skip);
     if (skip < kHugePage) munmap(begin + skip + bytes, kHugePage - skip);
 #ifdef MADV_HUGEPAGE
-    // Weights and arenas are read in long rows: fewer faults and TLB misses. A kernel without huge
-    // pages refuses, which changes nothing.
+    // Weights and arenas are read in long rows, so huge pages save page faults and TLB misses. A
+    // kernel without huge pages returns an error, which changes nothing.
     madvise(begin + skip, bytes, MADV_HUGEPAGE);
 #endif
     return begin + skip;
@@ -61,7 +61,7 @@ struct Registry {
       [](int) -> std::shared_ptr<RawMemory> { return std::make_shared<CpuMemory>(); }};
 };
 
-// Never destroyed: blocks may be freed while the process ends.
+// Never destroyed: blocks may be freed while the process exits.
 Registry& registry() {
   static auto* registry = new Registry;
   return *registry;

@@ -14,7 +14,7 @@
 namespace fusewire {
 namespace {
 
-// A copy that had ended when it was begun.
+// A copy that has already finished.
 class EndedCopy : public CopyOut {
  public:
   explicit EndedCopy(size_t bytes) : bytes_(bytes) {}
@@ -64,7 +64,7 @@ std::array<Runtime*, kDeviceTypeCount>& registry() {
   return runtimes;
 }
 
-// The streams that `make_stream` made and nobody has destroyed.
+// The streams that `make_stream` created and that are not destroyed yet.
 struct Living {
   std::mutex mutex;
   std::vector<const Stream*> streams;
@@ -123,10 +123,10 @@ std::shared_ptr<Stream> make_stream(Device device) {
               streams.erase(std::find(streams.begin(), streams.end(), s));
             }
             try {
-              forget_stream(*s);  // its handle may come back as another stream's
+              forget_stream(*s);  // its handle may be reused for another stream
             } catch (const Error&) {
-              // The device is lost. To go on under the old name does no harm: a new stream of that
-              // handle begins after this one's work.
+              // The device is lost. Keeping the memory under this handle does no harm: a new stream
+              // with the handle starts after this one's work.
             }
             made_by.destroy_stream(s->device.index, s->handle);
             delete s;
@@ -163,7 +163,7 @@ Tensor download(const Tensor& tensor, const Stream& stream) {
     fail("download: got a tensor on ", tensor.device.text(), ", wanted one on ",
          stream.device.text(), ", the stream's device");
   }
-  // Rows that lie apart come with what is between them.
+  // Rows with a stride are copied with the elements between them.
   const bool apart = !tensor.contiguous();
   const Shape shape = apart ? Shape{tensor.shape[0], tensor.row_stride} : tensor.shape;
   Tensor out = allocate_tensor(default_allocator(), shape, tensor.dtype, "download");

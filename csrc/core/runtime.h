@@ -1,5 +1,5 @@
-// What a type of device can do besides memory (core/raw_memory.h) and kernels (core/kernels.h):
-// streams, copies between host and device, and recording work to replay it.
+// What a type of device provides besides memory (core/raw_memory.h) and kernels (core/kernels.h):
+// streams, copies between host and device, and capture and replay of work.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,12 @@
 
 namespace fusewire {
 
-// A copy to the host that was begun.
+// An asynchronous copy to the host.
 class CopyOut {
  public:
   virtual ~CopyOut() = default;
-  // Waits for the copy, not for what its stream was given after it; the bytes live as long as this.
+  // Waits for the copy, but not for later work on its stream. The bytes live as long as this
+  // object.
   virtual const void* wait() = 0;
 };
 
@@ -26,9 +27,9 @@ class Runtime {
   virtual ~Runtime() = default;
 
   virtual int device_count() const = 0;
-  virtual std::string device_name(int index) const = 0;  // as its maker calls it
+  virtual std::string device_name(int index) const = 0;  // as its vendor calls it
 
-  // Makes a device the one that this thread's calls mean; true where `leave` has to undo it.
+  // Makes a device current for this thread; returns true if `leave` must restore the previous one.
   virtual bool enter(int index) = 0;
   virtual void leave() noexcept = 0;
 
@@ -36,20 +37,22 @@ class Runtime {
   // Waits for the stream's work.
   virtual void destroy_stream(int index, void* handle) noexcept = 0;
   virtual void synchronize(const Stream& stream) = 0;
-  // What `later` is given from now on begins when what `earlier` was given so far has ended, which
-  // is waited for where `later` is being recorded. What is recorded on `earlier` is no work yet.
+  // Work submitted to `later` from now on starts after the work submitted to `earlier` so far. If
+  // `later` is being captured, this call waits for that work. Does nothing if `earlier` is being
+  // captured.
   virtual void order(const Stream& earlier, const Stream& later) = 0;
 
-  // Copies are ordered by the stream. `copy_in` is free to read `from` until it returns only;
-  // `copy_out` has finished when it returns; `copy` stays on the device.
+  // Copies are ordered by the stream. `copy_in` reads `from` only until it returns; `copy_out` has
+  // finished when it returns; `copy` is between addresses of the device.
   virtual void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
   virtual void copy_out(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
   virtual void copy(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
-  // As `copy_out`, but returns at once where the device can go on by itself.
+  // As `copy_out`, but returns at once where the device can copy asynchronously.
   virtual std::unique_ptr<CopyOut> begin_copy_out(const void* from, size_t bytes,
                                                   const Stream& stream);
 
-  // Between begin and end the stream's work is recorded, not done. Error where a device cannot.
+  // Between begin_capture and end_capture the stream's work is recorded, not executed. Error on a
+  // device that cannot capture.
   virtual bool can_capture() const = 0;
   virtual void begin_capture(const Stream& stream) = 0;
   virtual std::shared_ptr<void> end_capture(const Stream& stream) = 0;
@@ -57,14 +60,14 @@ class Runtime {
   virtual void replay(void* recorded, const Stream& stream) = 0;
 };
 
-// Called once by each device's own file; the CPU is always there.
+// Called once by each device's own file; the CPU is registered from the start.
 void register_runtime(DeviceType type, Runtime* runtime);
 
-// Error when this build knows no such device.
+// Returns the runtime of a type of device. Error if this build has none.
 Runtime& runtime(DeviceType type);
 bool has_runtime(DeviceType type);
 
-// For the length of a scope, the device that the thread's calls mean.
+// Makes a device current for the calling thread until the end of a scope.
 class CurrentDevice {
  public:
   explicit CurrentDevice(Device device)
@@ -80,20 +83,21 @@ class CurrentDevice {
   bool entered_;
 };
 
-// A stream that lives as long as the pointer. Error when the device does not exist.
+// Returns a stream that lives as long as the pointer. Error if the device does not exist.
 std::shared_ptr<Stream> make_stream(Device device);
 
-// What `later`, which may be anybody's, is given from now on begins when all streams that
-// `make_stream` made of its device have done what they were given so far.
+// Makes work submitted to `later` from now on wait for the work submitted so far to every stream
+// that `make_stream` created on its device. `later` itself may come from elsewhere.
 void order_after_all(const Stream& later);
 
-// The tensor in the memory of the stream's device (itself, where it is there already), and in the
-// host's. Dense tensors only; `upload`'s memory comes from the device's allocator under `tag`.
+// Return the tensor in the memory of the stream's device, and of the host; a tensor that is there
+// already is returned itself. `upload` takes dense tensors and allocates from the device's
+// allocator under `tag`; `download` also takes a matrix with a row stride, and keeps the stride.
 Tensor upload(const Tensor& host, const char* tag, const Stream& stream);
 Tensor download(const Tensor& tensor, const Stream& stream);
 
-// The values of a dense tensor on their way to the host, as the stream's work so far leaves them.
-// The stream may go on meanwhile, and the tensor may be freed in its order.
+// An asynchronous copy of a dense tensor to the host, with the values after the stream's work so
+// far. The stream may continue meanwhile, and the tensor may be freed in stream order.
 class Readback {
  public:
   Readback(const Tensor& tensor, const Stream& stream);

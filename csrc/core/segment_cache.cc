@@ -7,8 +7,8 @@
 namespace fusewire {
 namespace {
 
-// Small blocks keep to segments of their own: a long-lived bias in the middle of a large segment
-// would keep it from ever being whole again.
+// Small blocks have segments of their own: a long-lived bias in the middle of a large segment would
+// keep it from ever becoming whole again.
 constexpr size_t kSmallBlock = size_t{256} << 10;
 constexpr size_t kSegmentStep = size_t{2} << 20;
 constexpr size_t kLargestSlab = size_t{16} << 20;
@@ -22,7 +22,7 @@ SegmentCache::SegmentCache(std::shared_ptr<RawMemory> raw, size_t cap_bytes)
 
 SegmentCache::~SegmentCache() {
   wait_for_streams();
-  // A stream that never answered, at the end of everything, keeps nothing.
+  // Blocks whose streams could not be waited for are freed here, too.
   waiting_.take_all([this](Block* block) { settle(block); });
   for (auto& memory : memories_) {
     for (FreeLists* lists : {&memory->small, &memory->large}) {
@@ -66,8 +66,8 @@ void SegmentCache::give_back(Block* block) noexcept {
   block->others.clear();
   if (all_passed(points)) return settle(block);
   if (!block->home) {
-    // Whoever keeps large blocks by itself asks for the next one at once: having both is the peak
-    // it wanted to avoid.
+    // A caller that caches large blocks itself asks for the next one at once: holding both would be
+    // the peak that it wants to avoid.
     bool known = true;
     for (auto [stream, point] : points) known &= wait_for(*stream);
     if (known) return settle(block);
@@ -75,7 +75,7 @@ void SegmentCache::give_back(Block* block) noexcept {
   waiting_.add(block, std::move(points));
 }
 
-// Nobody but its own stream works on the block any more.
+// Frees a block on which only its own stream may still be working.
 void SegmentCache::settle(Block* block) noexcept {
   block->free = true;
   if (!block->home) return release_segment(block);
@@ -129,7 +129,8 @@ Block* SegmentCache::hit(size_t size, FreeLists& lists) {
   return block;
 }
 
-// Segments grow with what their lists have: device calls are few and slack stays near a sixteenth.
+// Segments grow with the total of their lists: device calls are few and slack stays near a
+// sixteenth.
 Block* SegmentCache::new_slab(size_t size, StreamMemory& memory, FreeLists* home) {
   size_t slab = std::min(home->segment_bytes / 16, kLargestSlab);
   size_t bytes = round_up(std::max(size, slab), kSegmentStep);
@@ -184,7 +185,7 @@ void SegmentCache::split(Block* block, size_t size) {
   ++stats_.splits;
 }
 
-// Neither is in a list.
+// Merges a block with its right neighbour. Neither may be in a list.
 void SegmentCache::absorb_right(Block* block) noexcept {
   Block* right = block->right;
   block->bytes += right->bytes;

@@ -1,10 +1,10 @@
-// The caching policy of the allocator, for one thread at a time: segments from the device, split
-// into blocks, merged when neighbours are free, kept for the stream that freed them, never more
-// than the cap.
+// The caching policy of the allocator; not thread-safe. Takes segments from the device, never more
+// than the cap, splits them into blocks, merges free neighbours, and keeps free blocks for the
+// stream that freed them.
 //
-// A stream finds memory, in this order: what it freed itself; whole segments of other streams whose
-// work on them is finished; the device; and when the device has no more, after waiting for every
-// stream, anything that is free.
+// A stream gets memory from, in this order: what it freed itself; whole segments of other streams
+// whose work on them has finished; the device; and when the device has no more, after waiting for
+// every stream, any free block.
 #pragma once
 
 #include <cstddef>
@@ -24,15 +24,16 @@ namespace fusewire {
 struct SegmentStats {
   size_t reserved_bytes = 0;  // in segments held from the device
   size_t peak_reserved_bytes = 0;
-  size_t cap_bytes = 0;  // of reserved bytes; 0: none
+  size_t cap_bytes = 0;  // limit of reserved bytes; 0: none
   uint64_t segments = 0;
   uint64_t raw_allocations = 0;  // calls to the device, since the beginning
   uint64_t raw_releases = 0;
   uint64_t cache_hits = 0;
   uint64_t splits = 0;
   uint64_t merges = 0;
-  // Streams: segments that went from one to another, blocks lent by one to another under pressure,
-  // times the host waited for one, and blocks let go that another stream may still use.
+  // Streams: segments that moved from one to another, blocks lent by one to another under memory
+  // pressure, times the host waited for a stream, and freed blocks that another stream may still
+  // use.
   uint64_t segments_adopted = 0;
   uint64_t blocks_lent = 0;
   uint64_t stream_waits = 0;
@@ -47,27 +48,29 @@ class SegmentCache {
   SegmentCache(const SegmentCache&) = delete;
   SegmentCache& operator=(const SegmentCache&) = delete;
 
-  // A block of at least `bytes`, or null when neither the cache nor the device has one within the
-  // cap. Memory of the host is poisoned (core/poison.h) outside blocks.
+  // Returns a block of at least `bytes`, or null if neither the cache nor the device has one within
+  // the cap. Host memory outside of blocks is poisoned (core/poison.h).
   Block* take(size_t bytes, const Stream& stream);
-  // The same as a segment of its own, which `give_back` returns to the device.
+  // As `take`, but in a segment of its own, which `give_back` returns to the device.
   Block* take_uncached(size_t bytes, const Stream& stream);
-  // What was given to the block's streams before this call may still run. An uncached block waits.
+  // Frees a block, while work submitted to its streams before may still run. Waits for that work if
+  // the block is uncached.
   void give_back(Block* block) noexcept;
 
-  // `stream` works on a block that was taken for another.
+  // Declares that `stream` uses a block that was taken for another stream.
   void used_by(Block* block, const Stream& stream);
-  // `stream` is about to be destroyed.
+  // To be called when `stream` is about to be destroyed.
   void forget(const Stream& stream);
 
-  // Returns every free segment whose work is finished to the device; bytes given back.
+  // Gives every free segment whose work has finished back to the device; returns the number of
+  // bytes.
   size_t trim() noexcept;
   void set_cap(size_t bytes);
   void reset_peaks() { stats_.peak_reserved_bytes = stats_.reserved_bytes; }
   SegmentStats stats() const;
   Device device() const { return device_; }
   size_t device_free_bytes() const { return raw_->free_bytes(); }
-  // Waits for all work on the device; false, having done nothing, while a stream is captured.
+  // Waits for all work on the device. Returns false while a stream is being captured.
   bool finish() noexcept;
 
  private:

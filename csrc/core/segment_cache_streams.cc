@@ -1,4 +1,4 @@
-// What SegmentCache does when there are several streams.
+// The functions of SegmentCache that concern several streams.
 #include <algorithm>
 #include <utility>
 
@@ -32,8 +32,8 @@ void SegmentCache::forget(const Stream& stream) {
   }
 }
 
-// The device has no more: a small block may come from a large segment, whole segments return to the
-// device, and then every stream is waited for.
+// Called when the device has no more memory. A small block may then come from a large segment;
+// whole segments return to the device; and finally every stream is waited for.
 Block* SegmentCache::take_under_pressure(size_t size, bool small, StreamMemory& memory) {
   FreeLists& own = small ? memory.small : memory.large;
   Block* block = small ? hit(size, memory.large) : nullptr;
@@ -54,7 +54,8 @@ bool SegmentCache::wait_for(StreamMemory& memory) noexcept {
   return true;
 }
 
-// True if it waited at all. Under the allocator's lock: others would only find the same lack.
+// Returns true if it had to wait. Runs under the allocator's lock: other threads would only find
+// the same lack of memory.
 bool SegmentCache::wait_for_streams() noexcept {
   const uint64_t before = stats_.stream_waits;
   for (auto& memory : memories_) wait_for(*memory);
@@ -70,7 +71,8 @@ bool SegmentCache::finish() noexcept {
   return raw_->finish();
 }
 
-// A whole segment, so that all blocks of a segment have one owner and can be merged.
+// Takes a whole segment of another stream, so that all blocks of a segment have one owner and can
+// be merged.
 Block* SegmentCache::adopt(size_t size, bool small, StreamMemory& memory) {
   for (auto& other : memories_) {
     if (other.get() == &memory) continue;
@@ -87,14 +89,15 @@ Block* SegmentCache::adopt(size_t size, bool small, StreamMemory& memory) {
     block->home = small ? &memory.small : &memory.large;
     block->home->segment_bytes += block->bytes;
     block->stream = &memory;
-    block->freed_at = 0;  // its use by `memory` begins here
+    block->freed_at = 0;  // `memory` has not used it yet
     ++stats_.segments_adopted;
     return block;
   }
   return nullptr;
 }
 
-// A piece of another stream's segment, which returns there when this stream is done with it.
+// Lends a part of another stream's segment, which returns there when this stream has finished with
+// it.
 Block* SegmentCache::lend(size_t size, StreamMemory& memory) {
   for (auto& other : memories_) {
     if (other.get() == &memory) continue;

@@ -1,4 +1,4 @@
-// Where each sequence of a packed matrix [tokens, ...] begins and ends.
+// The boundaries of the sequences in a packed matrix [tokens, ...].
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@ namespace fusewire {
 
 class SequenceBatch {
  public:
-  // cu_seqlens int32[sequences + 1] on the host: 0, then the running sum of lengths, each at least
-  // 1. `device_offsets` is the same in the memory of the device whose kernels read it; left out,
-  // the kernels run on the host.
+  // cu_seqlens int32[sequences + 1], on the host: 0, then the cumulative sum of the lengths, each
+  // at least 1. `device_offsets` is a copy in the memory of the device whose kernels read it; if it
+  // is left out, the kernels run on the host.
   explicit SequenceBatch(Tensor cu_seqlens, Tensor device_offsets = {})
       : host_(std::move(cu_seqlens)), device_(std::move(device_offsets)) {
     if (host_.dtype != DType::kInt32 || host_.shape.rank() != 1 || host_.shape[0] < 2 ||
@@ -39,9 +39,9 @@ class SequenceBatch {
     }
   }
 
-  // What is recorded once and replayed for many batches (a CUDA graph): the offsets are read from
-  // `device_offsets` int32[sequences + 1] at every replay; tokens, sequences and max_seqlen are
-  // upper bounds. A batch of fewer sequences repeats its last offset.
+  // Returns a batch that is captured once and replayed for many batches (a CUDA graph): the offsets
+  // are read from `device_offsets` int32[sequences + 1] at every replay; tokens, sequences and
+  // max_seqlen are upper bounds. A batch of fewer sequences repeats its last offset.
   static SequenceBatch bucket(Tensor device_offsets, int64_t tokens, int64_t max_seqlen) {
     if (device_offsets.dtype != DType::kInt32 || device_offsets.shape.rank() != 1 ||
         device_offsets.shape[0] < 2 || tokens < 1 || max_seqlen < 1) {
@@ -57,8 +57,8 @@ class SequenceBatch {
     return batch;
   }
 
-  // Sequences `first` to `end` - 1 of a batch, whose rows stay where they are in the packed matrix:
-  // offsets count from its beginning, and tokens() are all up to theirs.
+  // Returns sequences `first` to `end` - 1 of a batch. Their rows stay in place in the packed
+  // matrix: offsets count from its beginning, and tokens() is the end of the last sequence.
   SequenceBatch section(int64_t first, int64_t end) const {
     const auto offsets = [&](const Tensor& all) {
       Tensor some = all.first(end - first + 1);
@@ -83,8 +83,8 @@ class SequenceBatch {
   const int32_t* begin() const { return host_.as<int32_t>(); }  // null for a bucket
   const int32_t* device_offsets() const { return device_.as<int32_t>(); }
 
-  // Tiles of `rows` tokens, none across two sequences. For a bucket the most that can be: each
-  // sequence ends in at most one tile that is not full.
+  // Returns the number of tiles of `rows` tokens, of which none spans two sequences. For a bucket
+  // it is an upper bound: each sequence ends in at most one partial tile.
   int64_t query_tiles(int64_t rows) const {
     if (!begin()) return std::min(tokens_, tokens_ / rows + sequences_);
     int64_t tiles = 0;

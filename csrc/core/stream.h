@@ -1,4 +1,4 @@
-// An order of work on a device. On the CPU a stream is a no-op: work runs in the calling thread
+// An order of work on a device. On the CPU a stream does nothing: work runs in the calling thread
 // and the thread pool, and has finished when an op returns.
 #pragma once
 
@@ -9,11 +9,11 @@ namespace fusewire {
 struct Stream {
   Device device;
   void* handle = nullptr;  // cudaStream_t on CUDA, null on the CPU
-  // A recording stream launches nothing: ops check their arguments and return. A dry run of a
-  // layer on such a stream is how workspace lifetimes become known (core/workspace.h).
+  // On a recording stream nothing is launched: ops check their arguments and return. A dry run of a
+  // layer on such a stream finds the lifetimes of its workspace tensors (core/workspace.h).
   bool recording = false;
-  // While a model loads, a kernel that can be computed in several ways is timed when it is first
-  // seen on the stream; that waits for the stream. Never while a request does.
+  // Set while a model loads: a kernel with several implementations times them on its first call on
+  // this stream, which waits for the stream. Never set while requests are served.
   bool tuning = false;
 };
 

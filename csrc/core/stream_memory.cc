@@ -12,7 +12,7 @@ bool StreamMemory::poll() noexcept {
   if (passed_ >= points_) return true;
   if (mark_) return false;
   if (raw_.set_mark(stream_, &mark_) != Progress::kDone) {
-    marked_ = points_;  // of no meaning if there is no mark
+    marked_ = points_;  // unused if there is no mark
     return false;
   }
   passed_ = points_;
@@ -40,7 +40,7 @@ void StreamMemory::retire() {
            "capture first");
   }
   retired_ = true;
-  stream_.handle = this;  // equal to no stream's: a new stream may get the old handle
+  stream_.handle = this;  // matches no stream: a new stream may get the old handle
 }
 
 void StreamMemory::revive(const Stream& stream) {

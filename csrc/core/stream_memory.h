@@ -1,9 +1,9 @@
-// What is free for one stream, and how far that stream has come.
+// The free memory of one stream, and the stream's progress.
 //
 // Points number the moments at which memory was freed or last used by the stream. The stream itself
-// reuses what it freed without waiting, because its work runs in order; others may have it once the
-// stream has passed the point. A mark on the device is set only when somebody asks, so a free costs
-// an increment, and at most one mark a stream is out.
+// reuses what it freed without waiting, because its work runs in order; other streams may use it
+// once this stream has passed the point. A mark is set on the device only on demand, so a free
+// costs an increment, and a stream has at most one outstanding mark.
 #pragma once
 
 #include <cstdint>
@@ -27,17 +27,17 @@ class StreamMemory {
   bool passed(uint64_t point) const { return point <= passed_; }
   uint64_t last_passed() const { return passed_; }
 
-  // Asks the device; true when every point so far is passed.
+  // Queries the device; returns true if every point so far is passed.
   bool poll() noexcept;
-  // Waits until they are; false when the device cannot tell.
+  // Waits until they are; returns false if the device cannot tell.
   bool wait() noexcept;
 
-  // The stream is about to end: no point follows what it was given until now. The memory stays for
-  // others, and for the next new stream. Error while the stream is being captured.
+  // To be called before the stream is destroyed: no more work follows. The memory stays for other
+  // streams, and for the next new stream. Error while the stream is being captured.
   void retire();
-  // Whether its stream has ended and all of its work is finished.
+  // Returns whether its stream was destroyed and all of its work has finished.
   bool orphaned() noexcept { return retired_ && (poll(), passed(kEveryPoint)); }
-  // Gives the memory of a stream that has ended to a new one. Only when orphaned.
+  // Gives the memory of a destroyed stream to a new one. Only if it is orphaned.
   void revive(const Stream& stream);
 
   FreeLists small;

@@ -74,7 +74,7 @@ struct Tensor {
   size_t bytes() const { return static_cast<size_t>(shape.elements()) * size_of(dtype); }
   bool contiguous() const { return shape.rank() < 2 || row_stride == dim(-1); }
 
-  // Columns [begin, begin + width) of a matrix, sharing its memory.
+  // Returns columns [begin, begin + width) of a matrix, as a view.
   Tensor columns(int64_t begin, int64_t width) const {
     Tensor view = *this;
     view.shape = {shape[0], width};
@@ -82,7 +82,7 @@ struct Tensor {
     return view;
   }
 
-  // The first `count` rows of a matrix or entries of a vector, sharing its memory.
+  // Returns the first `count` rows of a matrix or elements of a vector, as a view.
   Tensor first(int64_t count) const {
     Tensor view = *this;
     view.shape = shape.rank() == 1 ? Shape{count} : Shape{count, shape[1]};

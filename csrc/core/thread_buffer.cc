@@ -10,7 +10,7 @@ void* thread_buffer(size_t bytes) {
   if (bytes > held) {
     memory.reset();
     held = 0;
-    const size_t grown = bytes + bytes / 2;  // contexts grow by a token at a time
+    const size_t grown = bytes + bytes / 2;  // contexts grow one token at a time
     memory = default_allocator().allocate(grown, "thread buffer");
     held = grown;
   }

@@ -1,12 +1,12 @@
-// Scratch of the calling thread between its calls of kernels.
+// Scratch memory of a thread, which its calls of kernels reuse.
 #pragma once
 
 #include <cstddef>
 
 namespace fusewire {
 
-// At least `bytes` of the host's memory, which nobody else uses and nobody has initialised, until
-// this thread asks again. It only grows, from the process's allocator, and goes with the thread.
+// Returns at least `bytes` of uninitialised host memory, valid until this thread calls again. The
+// buffer only grows, comes from the process's allocator, and is freed when the thread ends.
 void* thread_buffer(size_t bytes);
 
 }  // namespace fusewire

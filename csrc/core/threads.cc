@@ -33,7 +33,7 @@ int usable_cores() {
   return std::min(cores, kMaxThreads);
 }
 
-// The worker number of this thread while it runs a loop, -1 outside of one.
+// The worker index of this thread while it runs a loop, -1 otherwise.
 thread_local int current_worker = -1;
 
 class Pool {
@@ -61,15 +61,15 @@ class Pool {
     next_.store(0, std::memory_order_relaxed);
     publish(kOpen);
     take_chunks(0);
-    // Close the loop and wait for those who joined it. A worker that wakes later finds it closed,
-    // so nobody waits for a thread that the system has not scheduled yet.
+    // Close the loop and wait for the workers that joined it. A worker that wakes up later finds it
+    // closed, so the caller never waits for a thread that the system has not scheduled yet.
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     while (state_.load(std::memory_order_acquire) & kJoined) pause();
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
-  // state_: loop number | open flag | how many workers are inside.
+  // state_: loop number | open flag | number of workers inside.
   static constexpr uint64_t kJoined = 0xFFFF;
   static constexpr uint64_t kOpen = 0x10000;
   static constexpr uint64_t kLoop = 0x20000;
@@ -147,7 +147,7 @@ std::mutex& pool_mutex() {
   return mutex;
 }
 
-// Leaked on purpose: joining threads while static objects die is a classic hang at exit.
+// Leaked on purpose: joining threads during static destruction is a classic hang at exit.
 std::unique_ptr<Pool>& pool() {
   static auto* instance = new std::unique_ptr<Pool>(std::make_unique<Pool>(usable_cores()));
   return *instance;

@@ -1,6 +1,6 @@
 // One thread pool for the process: workers share a loop in chunks taken from a counter.
 //
-// It does not nest (a loop inside a loop runs in its own thread) and does not oversubscribe (a
+// Loops do not nest (an inner loop runs in the thread that calls it) and do not oversubscribe (a
 // second caller waits for the first). Workers spin for some microseconds after a loop, because the
 // next op of a layer follows at once, and then sleep.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace fusewire {
 
-int num_threads();                  // the caller included
-void set_num_threads(int threads);  // 0 means every core this process may use
+int num_threads();                  // including the caller
+void set_num_threads(int threads);  // 0: every core this process may use
 constexpr int kMaxThreads = 256;
 
 namespace detail {
@@ -19,8 +19,9 @@ using Chunk = void (*)(void* body, int64_t begin, int64_t end, int worker);
 void run_parallel(int64_t n, int64_t grain, Chunk chunk, void* body);
 }  // namespace detail
 
-// Calls body(begin, end, worker) on disjoint ranges that cover [0, n), each at most `grain` long
-// (aligned to it); worker < num_threads() names the thread, for scratch of its own.
+// Calls body(begin, end, worker) on disjoint ranges that cover [0, n). Each begins at a multiple of
+// `grain` and is at most `grain` long. `worker` < num_threads() identifies the thread, for scratch
+// of its own.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, Body&& body) {
   using Plain = std::remove_reference_t<Body>;

@@ -20,15 +20,15 @@ struct Held {
   std::shared_ptr<void> block;
   size_t bytes = 0;
   Stream stream;
-  const PoolKey* pool = nullptr;  // null: of no graph
-  bool shared = false;            // used by another stream too
+  const PoolKey* pool = nullptr;  // null: of no graph's pool
+  bool shared = false;            // also used by another stream
 };
 
-// The memory of graphs that may be replayed in turn, never at once.
+// The memory pool of graphs that may be replayed one after another, never concurrently.
 struct Pool {
   std::function<bool(CUstream_st*)> accepts;  // empty between captures
-  int users = 0;                              // graphs that began with it and were not released
-  std::multimap<size_t, Held> idle;           // by bytes
+  int users = 0;                              // graphs captured with it and not released yet
+  std::multimap<size_t, Held> idle;           // keyed by bytes
 };
 
 class TorchMemory {
@@ -52,11 +52,11 @@ class TorchMemory {
   std::mutex mutex_;
   std::unordered_map<void*, Held> held_;
   Pools pools_;
-  std::set<int> devices_;       // that torch ever used
-  std::vector<Held> released_;  // by pools whose last replay may not have finished
+  std::set<int> devices_;       // devices that torch has used
+  std::vector<Held> released_;  // from pools whose last replay may not have finished
 };
 
-// Never destroyed: torch frees while the process ends.
+// Never destroyed: torch frees memory while the process exits.
 TorchMemory& torch_memory() {
   static auto* memory = new TorchMemory;
   return *memory;
@@ -122,7 +122,8 @@ TorchMemory::Pools::iterator TorchMemory::pool_of(const Stream& stream) {
   return pools_.end();
 }
 
-// At most an eighth larger than asked, and of the same stream alone: its order is the graph's.
+// Returns an idle block at most an eighth larger than requested, and of the same stream only: the
+// stream's order is the graph's.
 Held TorchMemory::take_idle(Pool& pool, size_t bytes, const Stream& stream) {
   for (auto idle = pool.idle.lower_bound(bytes);
        idle != pool.idle.end() && idle->first <= bytes + bytes / 8; ++idle) {
@@ -150,7 +151,7 @@ void TorchMemory::release(const PoolKey& key) {
   std::lock_guard lock(mutex_);
   auto pool = pools_.find(key);
   if (pool == pools_.end() || --pool->second.users > 0) return;
-  // The entry stays: blocks that are still held name it.
+  // The entry stays: blocks that are still held refer to it.
   for (auto& [bytes, held] : pool->second.idle) released_.push_back(std::move(held));
   pool->second.idle.clear();
   drop_released();
@@ -158,7 +159,7 @@ void TorchMemory::release(const PoolKey& key) {
 
 void TorchMemory::drop_released() {
   for (const auto& [key, pool] : pools_) {
-    if (pool.accepts) return;  // a capture is under way
+    if (pool.accepts) return;  // a capture is in progress
   }
   for (int index : devices_) {
     // Replays may have run on any stream.

@@ -1,11 +1,10 @@
-// The caching allocator for torch: the functions that
-// torch.cuda.memory.CUDAPluggableAllocator looks up by name in the compiled module, and those for
-// the hooks of its object (backend/fusewire/torch_memory.py). torch's memory carries the tag
-// "torch".
+// The caching allocator for torch: the functions that torch.cuda.memory.CUDAPluggableAllocator
+// looks up by name in the compiled module, and those for the hooks of its object
+// (backend/fusewire/torch_memory.py). torch's memory has the tag "torch".
 //
-// What torch captures into a CUDA graph is replayed in the same memory for as long as the graph
-// lives, so blocks that were allocated during a capture go to a pool of that graph when torch lets
-// go of them, serve later requests of the same pool, and return when torch releases it.
+// A CUDA graph that torch captured is replayed in the same memory for as long as it lives. So
+// blocks that were allocated during a capture go to a pool of that graph when torch frees them,
+// serve later requests of the same pool, and return to the allocator when torch releases the pool.
 #pragma once
 
 #include <sys/types.h>
@@ -15,22 +14,22 @@
 
 struct CUstream_st;  // cudaStream_t points to it
 
-// Of a torch::MempoolId_t.
+// The value of a torch::MempoolId_t.
 using FusewireTorchPoolId = std::pair<unsigned long long, unsigned long long>;
 
 #define FUSEWIRE_EXPORT __attribute__((visibility("default")))
 
 extern "C" {
 
-// Throws fusewire::Error, which torch shows as a RuntimeError: it would take null for memory.
+// Throws fusewire::Error, which torch raises as a RuntimeError: it would take null for memory.
 FUSEWIRE_EXPORT void* fusewire_torch_malloc(ssize_t size, int device, CUstream_st* stream);
 FUSEWIRE_EXPORT void fusewire_torch_free(void* data, ssize_t size, int device, CUstream_st* stream);
 
-// Tensor.record_stream and torch.cuda.empty_cache.
+// For Tensor.record_stream and torch.cuda.empty_cache.
 FUSEWIRE_EXPORT void fusewire_torch_record_stream(void* data, CUstream_st* stream);
 FUSEWIRE_EXPORT void fusewire_torch_empty_cache();
 
-// Between begin and end, allocations for streams that `accepts` names belong to the pool.
+// Between begin and end, allocations on streams that `accepts` returns true for belong to the pool.
 FUSEWIRE_EXPORT void fusewire_torch_begin_pool(int device, FusewireTorchPoolId id,
                                                std::function<bool(CUstream_st*)> accepts);
 FUSEWIRE_EXPORT void fusewire_torch_end_pool(int device, FusewireTorchPoolId id);

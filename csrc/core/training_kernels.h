@@ -1,5 +1,5 @@
-// The kernels of backward passes and optimizers: a second table of a target, which one that serves
-// and does not train has none of.
+// The kernels of backward passes and optimizers: a second table of a target, which a target for
+// inference only does not have.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct WeightGradientArguments {
   bool accumulate;
 };
 
-// Of y = norm(x) * weight [+ bias], by rows: dx = gradient + dresidual, which may be null. dx may
-// be dy or dresidual. dbias may be null.
+// Backward pass of y = norm(x) * weight [+ bias], by rows: dx is the gradient with respect to x,
+// plus dresidual unless that is null. dx may be dy or dresidual. dbias may be null.
 struct NormBackwardArguments {
   void* dx;
   float *dweight, *dbias;
@@ -39,7 +39,7 @@ struct NormBackwardArguments {
   bool accumulate;
 };
 
-// A row of logits and its label (ops.def, cross_entropy); scale may be null.
+// Rows of logits and their labels (ops.def, cross_entropy); scale may be null.
 struct CrossEntropyArguments {
   float* losses;
   void* logits;
@@ -57,7 +57,7 @@ struct TrainingKernels {
 #undef KERNEL
 };
 
-// Throws Error when the target in force has none for the element type.
+// Returns the training kernels in use. Error if the target has none for the element type.
 const TrainingKernels& training_kernels_for(Device device, DType dtype);
 
 }  // namespace fusewire

@@ -1,4 +1,4 @@
-// Blocks that were let go while other streams than their own may still use them: they are neither
+// Blocks that were freed while streams other than their own may still use them: they are neither
 // live nor free until those streams have passed the points at which that happened.
 #pragma once
 
@@ -26,7 +26,7 @@ class WaitingBlocks {
     waiting_.push_back({block, std::move(points)});
   }
 
-  // Hands every block whose points are passed to `settle`.
+  // Removes every block whose points are passed and calls settle(block).
   template <class Settle>
   void take_passed(Settle settle) {
     take_if([](const StreamPoints& points) { return all_passed(points); }, settle);

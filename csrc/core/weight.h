@@ -1,4 +1,5 @@
-// A weight: how its numbers are stored, apart from the dtype that is computed in.
+// A weight, and the formats in which its elements are stored, apart from the dtype of the
+// computation.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace fusewire {
 
-// How the numbers of a weight are stored. A format is a row of kFormats and a row in the table of
-// every target that computes with it (GemmKernels in core/gemm.h).
+// The storage format of a weight's elements. A format is a row of kFormats and a row in the table
+// of every target that computes with it (GemmKernels in core/gemm.h).
 enum class Format : uint8_t {
   kFloat32,
   kFloat16,
@@ -26,7 +27,7 @@ enum class Format : uint8_t {
 
 struct FormatRow {
   const char* name;
-  DType element;  // of what is stored
+  DType element;  // type of the stored elements
   bool scaled;    // each row, block, or group of a row's inputs, has a scale
 };
 
@@ -34,11 +35,11 @@ inline constexpr FormatRow kFormats[] = {
     {"float32", DType::kFloat32, false},
     {"float16", DType::kFloat16, false},
     {"bfloat16", DType::kBFloat16, false},
-    {"int8", DType::kUInt8, true},         // symmetric: the largest magnitude of a row is 127
-    {"float8_e4m3", DType::kUInt8, true},  // the largest magnitude of a row is 448
+    {"int8", DType::kUInt8, true},         // symmetric: the largest magnitude of a row maps to 127
+    {"float8_e4m3", DType::kUInt8, true},  // the largest magnitude of a row maps to 448
     {"float8_e4m3_blocks", DType::kUInt8, true},
-    {"int4", DType::kUInt8, true},  // two numbers a byte; groups, with zero points
-    {"w4a8", DType::kUInt8, true},  // the same, for rows that are rounded to int8
+    {"int4", DType::kUInt8, true},  // two elements per byte; groups, with zero points
+    {"w4a8", DType::kUInt8, true},  // the same, for activations quantised to int8
 };
 
 constexpr const char* name_of(Format format) {
@@ -57,21 +58,21 @@ inline Format format_named(std::string_view name) {
        "', wanted float32, float16, bfloat16, int8, float8_e4m3 or float8_e4m3_blocks");
 }
 
-// Rows and inputs of a block of kFloat8Blocks, which have one scale; and inputs of a row that it is
-// multiplied by, which is quantised so, too.
+// Rows and inputs of a block of kFloat8Blocks, which has one scale. The activations that it is
+// multiplied by are quantised likewise, by this many inputs of a row.
 inline constexpr int64_t kFloat8Block = 128;
 
 constexpr int64_t float8_blocks(int64_t size) {
   return (size + kFloat8Block - 1) / kFloat8Block;
 }
 
-// How many scales a weight [rows, inputs] has, but for those of groups: [rows], or of blocks
+// Returns the number of scales of a weight [rows, inputs] without groups: [rows], or for blocks
 // [float8_blocks(rows), float8_blocks(inputs)].
 constexpr int64_t scales_of(Format format, int64_t rows, int64_t inputs) {
   return format == Format::kFloat8Blocks ? float8_blocks(rows) * float8_blocks(inputs) : rows;
 }
 
-// The format that keeps a tensor's numbers as they are.
+// Returns the format that stores a tensor's elements as they are.
 constexpr Format format_of(DType dtype) {
   for (size_t i = 0; i < std::size(kFormats); ++i) {
     if (kFormats[i].element == dtype && !kFormats[i].scaled) return static_cast<Format>(i);
@@ -79,7 +80,7 @@ constexpr Format format_of(DType dtype) {
   fail("weight: got ", name_of(dtype), ", wanted float32, float16 or bfloat16");
 }
 
-// Which of `count` equal parts of a weight this is; each device of a group has one.
+// One of `count` equal parts of a weight; each device of a group has one.
 struct Shard {
   int64_t index = 0, count = 1;
 };
@@ -87,16 +88,16 @@ struct Shard {
 struct Weight {
   Format format = Format::kFloat32;
   int64_t out_features = 0, in_features = 0;  // of this shard
-  std::shared_ptr<void> data;                 // packed as the target reads the format
-  // The number at (row, i) is scales[row, i / group] * (stored - zeros[row, i / group]); null:
-  // none. Of int4 each target has them as it reads them, both in `scales` or each by itself. Of
-  // blocks of rows, too, a block has one.
+  std::shared_ptr<void> data;                 // packed in the layout that the target reads
+  // The value at (row, i) is scales[row, i / group] * (stored - zeros[row, i / group]); null: there
+  // are none. For int4 each target has its own layout of them, both in `scales` or each by itself.
+  // For kFloat8Blocks, rows of a block share a scale, too.
   std::shared_ptr<void> scales, zeros;
-  int64_t group = 0;  // neighbouring inputs of a row with one scale and zero; 0: the whole row
-  // int32[in_features]: input i of the weight is multiplied by input order[i] of a row; null: by
-  // its own.
+  int64_t group = 0;  // adjacent inputs of a row that share a scale and a zero; 0: the whole row
+  // int32[in_features]: input i of the weight is multiplied by input order[i] of an activation row;
+  // null: by input i.
   std::shared_ptr<void> order;
-  float input_scale = 0;  // that what it is multiplied by is quantised with; 0: by its own numbers
+  float input_scale = 0;  // static scale of quantised activations; 0: computed from their values
   Shard shard;
   bool transposed = false;  // packed from [in_features, out_features]
 };

@@ -10,8 +10,8 @@ namespace {
 
 constexpr size_t kArenaStep = size_t{2} << 20;
 
-// Steps of an eighth of the next lower power of two, at least 2 MiB: at most an eighth too much,
-// at most eight growths while the need doubles.
+// Rounds up to steps of an eighth of the next lower power of two, at least 2 MiB: at most an eighth
+// is wasted, and the arena grows at most eight times while the need doubles.
 size_t arena_size(size_t bytes) {
   size_t step = kArenaStep;
   while (step * 16 <= bytes) step *= 2;
@@ -178,12 +178,12 @@ const WorkspaceProgram* Workspace::remember(const WorkspaceKey& key, WorkspacePr
   return &programs_.front().second;
 }
 
-// The arena holds `bytes` after this. Shrinking waits for a window of runs that all stayed under
-// half, so that long and short batches in turn do not make it breathe.
+// Makes the arena hold `bytes`. It shrinks only after a window of runs that all stayed under half,
+// so that alternating long and short batches do not resize it.
 void Workspace::fit(size_t bytes) {
   high_water_ = std::max(high_water_, bytes);
   if (bytes > stats_.arena_bytes) {
-    ++stats_.growths;  // first: where memory is short the old arena is gone all the same
+    ++stats_.growths;  // first: if memory is short, the old arena is gone all the same
     grow(bytes);
   } else if (++window_runs_ >= shrink_after_) {
     size_t needed = arena_size(high_water_);
@@ -202,11 +202,11 @@ void Workspace::grow(size_t bytes) {
     resize(step);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kOutOfMemory || step == bytes) throw;
-    resize(bytes);  // near the cap what is needed may still fit
+    resize(bytes);  // near the cap, the exact size may still fit
   }
 }
 
-// Releases first: two arenas at once would be the peak nobody planned.
+// Releases the old arena first: two at once would be a peak that was not planned.
 void Workspace::resize(size_t bytes) {
   arena_.reset();
   stats_.arena_bytes = 0;

@@ -1,15 +1,15 @@
 // Workspace: the temporaries of a computation in one arena, without a list of them written by hand.
 //
 // The first run of a key is a dry run: `forward` gets a recording stream, on which ops launch
-// nothing, and the workspace watches which scratch tensors it creates and releases. From these
-// lifetimes come the offsets (core/workspace_plan.h), which are cached; then, and in every later
-// run of that key, the same calls hand out memory of the arena and allocate nothing.
+// nothing, and the workspace records which scratch tensors it creates and releases. Their offsets
+// are planned from these lifetimes (core/workspace_plan.h) and cached. Then, and in every later run
+// of that key, the same calls return memory of the arena and allocate nothing.
 //
 //   workspace.run({&kKind, tokens, hidden}, stream, [&](Scratch& scratch, const Stream& stream) {
 //     ScratchTensor qkv = scratch.tensor({tokens, 3 * hidden}, DType::kFloat32);
 //     linear(*qkv, x, qkv_, stream);
 //     ...
-//     qkv.release();  // from here its memory may be another's
+// from here its memory may be reused
 //   });
 #pragma once
 
@@ -28,11 +28,11 @@
 
 namespace fusewire {
 
-// What decides which tensors `forward` creates: whose forward it is, and the numbers it depends on.
+// What decides which tensors `forward` creates: whose forward it is, and the sizes it depends on.
 struct WorkspaceKey {
-  // The address of something that outlives the workspace, such as a static variable of a kind of
+  // The address of an object that outlives the workspace, such as a static variable of a kind of
   // layer; with the specification in the numbers, equal layers share their plans. Not the layer
-  // itself: one made later at the same place would find the plans of the old one.
+  // itself: a later one at the same address would find the plans of the old one.
   const void* layer = nullptr;
   int64_t a = 0;
   int64_t b = 0;
@@ -43,7 +43,7 @@ struct WorkspaceKey {
   }
 };
 
-// What a dry run saw, and where everything goes.
+// What a dry run recorded, and the plan made from it.
 struct WorkspaceProgram {
   std::vector<Lifetime> lifetimes;  // in order of creation
   std::vector<int32_t> events;      // i: tensor i is created, ~i: it is released
@@ -52,8 +52,8 @@ struct WorkspaceProgram {
 
 class Scratch;
 
-// Memory of the arena, from its creation until `release` or destruction, and never beyond the run.
-// `data` is null in a dry run.
+// A tensor in the arena, from its creation until `release` or destruction, and never beyond the
+// run. `data` is null in a dry run.
 class ScratchTensor {
  public:
   ScratchTensor(ScratchTensor&& other) noexcept { *this = std::move(other); }
@@ -78,15 +78,16 @@ class ScratchTensor {
 
 class Scratch {
  public:
-  // Error if this run creates or releases other tensors, or in another order, than the dry run did.
+  // Returns a tensor of the arena. Error if this run creates or releases other tensors, or in
+  // another order, than the dry run did.
   ScratchTensor tensor(const Shape& shape, DType dtype = DType::kFloat32);
   bool recording() const { return !planned_; }
 
-  // For those who own the memory: a Workspace, or a tape (train/tape.h).
+  // For the owner of the memory: a Workspace, or a tape (train/tape.h).
   void begin_recording(Device device);
   void begin(const WorkspaceProgram* planned, char* arena, Device device);
-  void finish() const;      // Error when the run was not the planned one or left a tensor behind
-  void close() { ++run_; }  // handles that outlive the run are dead from here on
+  void finish() const;      // Error if the run was not the planned one or left a tensor behind
+  void close() { ++run_; }  // invalidates handles that outlive the run
   WorkspaceProgram take_recorded();
 
  private:
@@ -99,35 +100,36 @@ class Scratch {
   WorkspaceProgram recorded_;
   char* arena_ = nullptr;
   Device device_;
-  uint64_t run_ = 0;  // a handle of another run is dead
-  size_t event_ = 0;  // of this run so far
+  uint64_t run_ = 0;  // handles of other runs are invalid
+  size_t event_ = 0;  // index of the next event of this run
   int32_t created_ = 0;
   int32_t open_ = 0;
-  bool diverged_ = false;  // a release came where the dry run had something else
+  bool diverged_ = false;  // a release did not match the dry run
 };
 
 struct WorkspaceStats {
   size_t arena_bytes = 0;
   size_t peak_bytes = 0;  // of the largest plan so far, and its liveness lower bound
   size_t lower_bound_bytes = 0;
-  double worst_ratio = 1;  // peak over lower bound, of all plans so far
+  double worst_ratio = 1;  // the largest ratio of peak to lower bound of all plans so far
   uint64_t runs = 0;
   uint64_t plans = 0;  // cached now
   uint64_t plans_recorded = 0;
-  uint64_t growths = 0;  // begun; one that finds no memory leaves no arena
+  uint64_t growths = 0;  // attempts; one that finds no memory leaves no arena
   uint64_t shrinks = 0;
 };
 
-// One arena; runs are serial (concurrent callers wait), so concurrent work takes a workspace each.
-// All runs belong to one stream's order: another stream needs another workspace.
+// One arena. Runs are serial (concurrent callers wait), so concurrent work needs a workspace each.
+// All runs are in the order of one stream: another stream needs another workspace.
 class Workspace {
  public:
-  // The arena shrinks after `shrink_after` runs that never used half of it. `max_plans` are cached,
-  // least recently used out. The allocator must live longer.
+  // The arena shrinks after `shrink_after` runs that never used half of it. `max_plans` plans are
+  // cached; the least recently used is evicted. The allocator must live longer.
   explicit Workspace(CachingAllocator& allocator, int shrink_after = 1024, size_t max_plans = 8192);
 
-  // Calls forward(Scratch&, const Stream&): twice for a new key (first dry), else once; only dry if
-  // `stream` is recording. Error for a run inside a run, or on another stream than before.
+  // Calls forward(Scratch&, const Stream&): twice for a new key (first dry), else once. If `stream`
+  // is recording, only the dry run of a new key is called. Error for a run inside a run, or on
+  // another stream than before.
   template <class Forward>
   void run(const WorkspaceKey& key, const Stream& stream, Forward&& forward) {
     Turn turn(*this, stream);
@@ -147,10 +149,10 @@ class Workspace {
     scratch_.finish();
   }
 
-  // Changes whenever the arena moves: addresses of an earlier run are then of no use.
+  // Changes whenever the arena is reallocated: addresses of an earlier run are then invalid.
   uint64_t generation() const;
-  WorkspaceStats stats() const;  // as of the last run that ended; never waits for a run
-  // The cached plans, for those who look into them; most recently used first.
+  WorkspaceStats stats() const;  // as of the end of the last run; never waits for a run
+  // Returns the cached plans, for inspection; most recently used first.
   std::vector<std::pair<WorkspaceKey, WorkspaceProgram>> programs() const;
 
  private:
@@ -159,7 +161,7 @@ class Workspace {
   };
   using Entry = std::pair<WorkspaceKey, WorkspaceProgram>;
 
-  // Holds the arena for the length of a run.
+  // Holds the workspace's lock for the length of a run.
   class Turn {
    public:
     Turn(Workspace& workspace, const Stream& stream);
@@ -187,7 +189,7 @@ class Workspace {
   std::list<Entry> programs_;  // most recently used first
   std::unordered_map<WorkspaceKey, std::list<Entry>::iterator, KeyHash> by_key_;
   std::shared_ptr<void> arena_;
-  size_t high_water_ = 0;  // of the current window of runs
+  size_t high_water_ = 0;  // largest need in the current window of runs
   int window_runs_ = 0;
   WorkspaceStats stats_;
   mutable std::mutex published_mutex_;

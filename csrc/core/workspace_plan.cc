@@ -18,7 +18,8 @@ struct Span {
   size_t end;
 };
 
-// The tightest gap of at least `bytes` between `taken` spans, else the end of the highest.
+// Returns the offset of the tightest gap of at least `bytes` between the `taken` spans, else the
+// end of the highest.
 size_t best_offset(std::vector<Span>& taken, size_t bytes) {
   std::sort(taken.begin(), taken.end(),
             [](const Span& a, const Span& b) { return a.begin < b.begin; });
@@ -35,8 +36,8 @@ size_t best_offset(std::vector<Span>& taken, size_t bytes) {
   return best == SIZE_MAX ? top : best;
 }
 
-// Of each tensor: the bytes alive at the busiest moment of its life, which some tensor's first use
-// begins.
+// Returns, for each tensor, the bytes alive at the busiest moment of its life. The first use of
+// some tensor begins each such moment.
 std::vector<size_t> busiest_bytes(const std::vector<Lifetime>& lifetimes) {
   std::vector<size_t> busiest(lifetimes.size());
   for (const Lifetime& moment : lifetimes) {
@@ -54,7 +55,7 @@ std::vector<size_t> busiest_bytes(const std::vector<Lifetime>& lifetimes) {
   return busiest;
 }
 
-// Tensors one behind the other in this order, each in the tightest gap that is left for it.
+// Places the tensors in this order, each in the tightest gap that is left for it.
 WorkspacePlan placed(const std::vector<Lifetime>& lifetimes, const std::vector<size_t>& order) {
   WorkspacePlan plan;
   plan.offsets.resize(lifetimes.size());
@@ -86,7 +87,7 @@ WorkspacePlan plan_workspace(const std::vector<Lifetime>& lifetimes) {
   const std::vector<size_t> busiest = busiest_bytes(lifetimes);
   std::vector<size_t> order(lifetimes.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  // Among equals the earlier first: for tensors of one size that order reaches the lower bound.
+  // Equal sizes are ordered by first use: for tensors of one size that reaches the lower bound.
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const Lifetime &left = lifetimes[a], &right = lifetimes[b];
     return left.bytes != right.bytes ? left.bytes > right.bytes : left.first_use < right.first_use;

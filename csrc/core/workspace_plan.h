@@ -1,5 +1,5 @@
-// Where each temporary of a computation lies in one arena, given when it is alive: a pure function
-// from lifetimes to offsets.
+// Plans the offset of each temporary of a computation in one arena from the time when it is alive:
+// a pure function from lifetimes to offsets.
 #pragma once
 
 #include <cstddef>
@@ -23,16 +23,17 @@ struct Lifetime {
 struct WorkspacePlan {
   std::vector<size_t> offsets;  // one per lifetime, in the order given
   size_t peak = 0;              // bytes of the arena
-  // Bytes alive at the busiest moment, each tensor rounded up to the alignment: no aligned layout
-  // is smaller.
+  // Bytes alive at the busiest moment, with each tensor rounded up to the alignment: no aligned
+  // layout is smaller.
   size_t lower_bound = 0;
 };
 
-// Greedy by size (Pisarchyk & Lee 2020, arXiv 2001.03288): tensors from large to small, each into
-// the tightest gap between those already placed that live at the same time, else above them. Where
-// that is above the lower bound, once more with those of the busiest moments first (as their greedy
-// by breadth has it): the smaller plan is taken. O(n^2 log n); plans are cached, so this runs once
-// a shape. Error if a tensor dies before its first use.
+// Greedy by size (Pisarchyk & Lee 2020, arXiv 2001.03288): places tensors from large to small, each
+// in the tightest gap between those already placed that are alive at the same time, else above
+// them. If the result is above the lower bound, tensors are placed once more, those of the busiest
+// moments first (as in their greedy by breadth), and the smaller plan is returned. O(n^2 log n);
+// plans are cached, so this runs once per shape. Error if a tensor's last use is before its first
+// use.
 WorkspacePlan plan_workspace(const std::vector<Lifetime>& lifetimes);
 
 }  // namespace fusewire

@@ -1,4 +1,4 @@
-// Activations and gated units (Shazeer 2020) as ops of their own, where no GEMM epilogue has them.
+// Activations and gated units (Shazeer 2020) as separate ops, where no GEMM epilogue computes them.
 #include "core/kernels.h"
 #include "core/threads.h"
 #include "cpu/vec.h"
@@ -12,7 +12,7 @@ int64_t grain_rows(int64_t cols) {
   return kGrainElements / cols + 1;
 }
 
-// out = map(x), element by element.
+// Computes out = map(x) for every element.
 template <class Map>
 FUSEWIRE_INLINE void map_rows(void* out, int64_t out_stride, const void* x, int64_t x_stride,
                               int64_t rows, int64_t cols, Map&& map) {

@@ -10,7 +10,8 @@ int64_t grain_rows(int64_t cols) {
   return rows_of_a_task(cols) + 1;
 }
 
-// Beyond these every derivative below is 0 or 1 to fp32; squares stay finite. NaN stays NaN.
+// Beyond these limits every derivative below is 0 or 1 in fp32, and squares stay finite. NaN stays
+// NaN.
 FUSEWIRE_INLINE Vec clamped(Vec x) {
   const Vec limit = broadcast(32.0f);
   return x > limit ? limit : (x < -limit ? -limit : x);
@@ -20,7 +21,7 @@ struct Logistic {
   Vec value, slope;
 };
 
-// 1 / (1 + e^-x) and its derivative, which the difference of 1 and the value would lose digits of.
+// Returns 1 / (1 + e^-x) and its derivative, which would lose digits if computed from 1 - value.
 FUSEWIRE_INLINE Logistic logistic(Vec x) {
   const Vec e = exp(min(x, -x));
   const Vec r = 1.0f / (1.0f + e);
@@ -33,7 +34,7 @@ FUSEWIRE_INLINE Vec derivative(Vec any) {
   if constexpr (kActivation == Activation::kGeluErf) {  // Phi(x) + x phi(x)
     return 0.5f * (1.0f + erf(x * 0.707106781f)) + x * exp(x * x * -0.5f) * 0.398942280f;
   }
-  if constexpr (kActivation == Activation::kGeluTanh) {  // of x / (1 + e^-y)
+  if constexpr (kActivation == Activation::kGeluTanh) {  // derivative of x / (1 + e^-y)
     const Logistic s = logistic(x * (1.595769122f + 0.0713548163f * x * x));
     return s.value + x * s.slope * (1.595769122f + 0.2140644488f * x * x);
   }

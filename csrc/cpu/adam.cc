@@ -1,4 +1,4 @@
-// Adam on flat parameters: one pass over memory, which is what it takes.
+// Adam on flat parameters, in one pass over memory, which bounds its speed.
 #include "core/adam.h"
 
 #include <cmath>
@@ -10,13 +10,13 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;  // elements of a task
+constexpr int64_t kGrain = 1 << 14;  // elements per task
 
-// What every element of a segment is computed with, by torch.optim.Adam's order of operations.
+// The constants of a segment's elements, in the order of operations of torch.optim.Adam.
 struct Step {
   float beta1_rest, beta2, beta2_rest;  // rest: 1 - beta
   float step_size, correction, eps;     // correction: 1 / sqrt(1 - beta2^step)
-  float shrink, decay;                  // of the parameter; of the gradient
+  float shrink, decay;                  // factor of the parameter; decay added to the gradient
   float gradient_scale;
 };
 
@@ -59,7 +59,7 @@ void update(const AdamArguments& a, const Step& s, int64_t begin, int64_t end) {
   });
 }
 
-// The last segment that begins at `element` or before it.
+// Returns the last segment that begins at or before `element`.
 int64_t segment_at(const AdamArguments& a, int64_t element) {
   int64_t first = 0, beyond = a.segment_count;
   while (beyond - first > 1) {

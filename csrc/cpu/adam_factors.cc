@@ -1,4 +1,4 @@
-// What a step of Adam is computed with, of the gradients of all parameters.
+// Computes the factors of an Adam step from the gradients of all parameters.
 #include <cmath>
 #include <limits>
 

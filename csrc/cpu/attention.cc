@@ -1,7 +1,7 @@
 // Packed attention: softmax(q k^T * scale + bias) v for each sequence and head of a ragged batch.
 //
-// A task is up to kTaskQueries queries of one head, in blocks of kColumns (cpu/attention_tile.h),
-// with k and v read in place. Tiles of keys start at the sequence's own beginning: the answer does
+// A task is up to kTaskQueries queries of one head, in blocks of kColumns (cpu/attention_tile.h); k
+// and v are read in place. Tiles of keys start at the beginning of the sequence, so the result does
 // not depend on the batch.
 #include "core/kernels.h"
 #include "core/threads.h"
@@ -10,28 +10,28 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kTaskQueries = 4 * kColumns;  // of one task: k and v of the head stay in L2
+constexpr int64_t kTaskQueries = 4 * kColumns;  // per task: k and v of the head stay in L2
 constexpr int64_t kPrefetchedKeys = 512;        // at the start of a task
 
-// Scratch of one task, on its stack: head_dim x kColumns twice and one tile of scores.
+// Scratch of one task, on its stack: head_dim x kColumns twice, one tile of scores, and the biases.
 struct Scratch {
   float* query;   // q^T [head_dim][kColumns], scaled
-  float* scores;  // scores^T, then exp of them [kKeyTile][kColumns]
+  float* scores;  // scores^T, then their exponentials [kKeyTile][kColumns]
   float* out;     // out^T [head_dim][kColumns]
-  float* bias;    // of this block, reversed
+  float* bias;    // biases of this block, reversed
 };
 
-// One sequence of one head.
+// One head of one sequence.
 struct Sequence {
   const float *q, *k, *v;  // rows of the head
-  int64_t head, token;     // of its first query
+  int64_t head, token;     // the query head; the packed index of its first query
   int64_t queries, keys;
 
-  // That query 0 stands at.
+  // Returns the position of query 0.
   int64_t position() const { return keys - queries; }
 };
 
-// Hides the scores of keys that a query, the first of which stands at `position`, may not see.
+// Masks the scores of keys that a query may not attend to. The first query is at `position`.
 void hide(float* scores, int64_t position, int64_t first_key, int64_t keys,
           const AttentionMask& mask) {
   const Vec left = broadcast(static_cast<float>(-mask.left));
@@ -44,7 +44,7 @@ void hide(float* scores, int64_t position, int64_t first_key, int64_t keys,
   }
 }
 
-// Drops exponentials, which the running sums have counted.
+// Applies dropout to exponentials, after the running sums have counted them.
 void drop(const AttentionArguments& a, float* scores, int64_t token, int64_t head,
           int64_t first_key, int64_t keys) {
   for (int64_t i = 0; i < kColumns; i += kLanes) {
@@ -71,7 +71,8 @@ void attend(const AttentionArguments& a, const Scratch& s, const Sequence& of,
     reversed_biases(a, of.head, of.keys - 1 - position, of.keys + kColumns - 1, s.bias);
   }
 
-  // Tiles begin at multiples of kKeyTile whatever the mask, or the answer would shift.
+  // Tiles begin at multiples of kKeyTile whatever the mask, or the result would change in its last
+  // bits.
   const int64_t first_key = first_visible(a, position) / kKeyTile * kKeyTile;
   const int64_t reach = position + queries + a.mask.right;
   const int64_t last_key = reach < of.keys ? reach : of.keys;
@@ -103,7 +104,7 @@ void attend(const AttentionArguments& a, const Scratch& s, const Sequence& of,
     add_values(of.v + tile * a.v.stride, a.v.stride, s.scores, keys, correction, s.out, dim);
   }
 
-  // out^T, divided by the sums, back to rows of the output: a block of it is kLanes queries.
+  // Write out^T, divided by the sums, to the rows of the output, kLanes queries at a time.
   float* out = static_cast<float*>(a.out) + token * a.out_stride + of.head * dim;
   for (int64_t i = 0; i < queries; i += kLanes) {
     const Vec inverse = 1.0f / online.total[i / kLanes];
@@ -134,7 +135,8 @@ void attention(const AttentionArguments& a, const Stream&) {
   const auto head_rows = [&](const HeadRows& rows, int64_t token, int64_t head) {
     return static_cast<const float*>(rows.data) + token * rows.stride + head * a.head_dim;
   };
-  // Tasks of one head of one sequence are neighbours; those beyond a short sequence end at once.
+  // Tasks of one head of one sequence are adjacent; those beyond the end of a short sequence return
+  // at once.
   parallel_for(queries.sequences() * a.heads * tasks_each, 1, [&](int64_t task, int64_t, int) {
     const int64_t i = task / tasks_each / a.heads, head = task / tasks_each % a.heads;
     const int64_t token = queries.begin()[i], key = keys.begin()[i];

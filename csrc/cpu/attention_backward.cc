@@ -1,9 +1,10 @@
 // The backward pass of packed attention (core/attention_backward.h).
 //
-// A task is a sequence and a head of k and v: it walks its keys in tiles of kKeyTile and, for each,
-// the blocks of kColumns queries of every head that reads it. Weights are computed again, queries
-// along the lanes as in the forward pass, and the five products of a tile and a block are the
-// micro-kernel's. All that a task writes is its own, so bits do not depend on threads.
+// A task is a sequence and a kv head. It iterates over the keys in tiles of kKeyTile and, for each
+// tile, over the blocks of kColumns queries of every head that reads it. Weights are recomputed,
+// with queries along the lanes as in the forward pass, and the micro-kernel computes the five
+// products of a tile and a block. Tasks write disjoint outputs, so bits do not depend on the number
+// of threads.
 #include "core/attention_backward.h"
 
 #include "core/kernels.h"
@@ -15,7 +16,7 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kDistances = kKeyTile + kColumns - 1;  // of a tile to a block
+constexpr int64_t kDistances = kKeyTile + kColumns - 1;  // between a tile and a block
 
 int64_t least_of(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -29,8 +30,8 @@ int64_t whole_columns(int64_t head_dim) {
   return (head_dim + kColumns - 1) / kColumns * kColumns;
 }
 
-// Scratch of a task, on its stack. `width` is head_dim in whole kColumns, with zeros from head_dim
-// on.
+// Scratch of a task, on its stack. `width` is head_dim rounded up to kColumns; columns from
+// head_dim on are zeros.
 struct Scratch {
   Scratch(float* floats, int64_t head_dim) {
     const int64_t width = whole_columns(head_dim);
@@ -56,24 +57,24 @@ struct Scratch {
 
   float *query, *dout, *dquery;   // q^T, scaled for scores; dout^T; dq^T [head_dim][kColumns]
   float *query_rows, *dout_rows;  // [kColumns][width]
-  float *weights, *dscores;       // scores^T, then weights^T that are not dropped; dout v^T, then
+  float *weights, *dscores;       // scores^T, then weights^T after dropout; dout v^T, then
                                   // the gradient of scores^T [kKeyTile][kColumns]
-  float *dk, *dv;                 // of the tile [kKeyTile][width]
+  float *dk, *dv;                 // gradients of the tile's k and v [kKeyTile][width]
   float *log_sum_exp, *dots;      // of the block, the former in units of log2 [kColumns]
   float *bias, *dbias;            // of the tile and the block, by distance, reversed
 };
 
 // A block of queries of one head.
 struct Block {
-  int64_t head, token;        // of its first query
-  int64_t queries, position;  // that its first query stands at
+  int64_t head, token;        // the head; the packed index of its first query
+  int64_t queries, position;  // number of queries; position of the first
 };
 
 const float* row_of(const HeadRows& rows, int64_t row, int64_t head, int64_t head_dim) {
   return static_cast<const float*>(rows.data) + row * rows.stride + head * head_dim;
 }
 
-// Fetches what load_block reads.
+// Prefetches what load_block reads.
 void prefetch_block(const AttentionBackwardArguments& g, const Block& block) {
   const AttentionArguments& a = g.forward;
   for (const HeadRows& rows : {a.q, g.dout, HeadRows{a.out, a.out_stride}}) {
@@ -82,7 +83,7 @@ void prefetch_block(const AttentionBackwardArguments& g, const Block& block) {
   }
 }
 
-// What the products of a block read.
+// Loads what the products of a block read.
 void load_block(const AttentionBackwardArguments& g, const Block& block, const Scratch& s) {
   const AttentionArguments& a = g.forward;
   const int64_t dim = a.head_dim, width = whole_columns(dim);
@@ -94,7 +95,7 @@ void load_block(const AttentionBackwardArguments& g, const Block& block, const S
   const float* sums = a.log_sum_exp + block.head * a.log_sum_exp_stride + block.token;
   for (int64_t i = 0; i < kColumns; ++i) {
     const bool real = i < block.queries;
-    s.log_sum_exp[i] = real ? sums[i] * kLog2e : -kMasked;  // weights of no query are 0
+    s.log_sum_exp[i] = real ? sums[i] * kLog2e : -kMasked;  // weights beyond the last query are 0
     s.dots[i] = 0.0f;
     if (!real) continue;
     const float *from = q + i * a.q.stride, *gradients = dout + i * g.dout.stride;
@@ -111,7 +112,8 @@ void load_block(const AttentionBackwardArguments& g, const Block& block, const S
   }
 }
 
-// Scores become weights, the gradients of weights those of scores, for `keys` keys from first_key.
+// Turns scores into weights, and gradients of weights into those of scores, for `keys` keys from
+// first_key on.
 void differentiate(const AttentionBackwardArguments& g, const Block& block, const Scratch& s,
                    int64_t first_key, int64_t keys) {
   const AttentionArguments& a = g.forward;
@@ -189,7 +191,8 @@ void write_dq(const AttentionBackwardArguments& g, const Block& block, const flo
   }
 }
 
-// A tile of keys, k and v its first rows, and a block that sees some of it.
+// Adds the gradients of a tile of keys, whose first rows are k and v, and a block that attends to
+// some of it.
 void attend_backward(const AttentionBackwardArguments& g, const Block& block, const Scratch& s,
                      const float* k, const float* v, int64_t tile, int64_t keys, float* dbias) {
   const AttentionArguments& a = g.forward;
@@ -223,7 +226,8 @@ void write_keys(void* to, int64_t stride, const float* from, int64_t keys, int64
   }
 }
 
-// One head of k and v of one sequence; dbias [heads, 2 * bias_span - 1] is the sequence's own.
+// Computes the gradients of one kv head of one sequence; dbias [heads, 2 * bias_span - 1] is the
+// sequence's own.
 void backward_of_head(const AttentionBackwardArguments& g, const Scratch& s, int64_t sequence,
                       int64_t kv_head, float* dbias) {
   const AttentionArguments& a = g.forward;
@@ -264,7 +268,7 @@ void backward_of_head(const AttentionBackwardArguments& g, const Scratch& s, int
 void attention_backward(const AttentionBackwardArguments& g, const Stream&) {
   const AttentionArguments& a = g.forward;
   const int64_t sequences = a.queries->sequences();
-  // Of each sequence, then added up in their order.
+  // Gradients of the biases from each sequence, which are added up in the order of sequences.
   const int64_t biases = g.dbias ? a.heads * a.bias_width() : 0;
   const size_t bytes = sizeof(float) * static_cast<size_t>(sequences * biases);
   float* const dbias = g.dbias ? static_cast<float*>(thread_buffer(bytes)) : nullptr;

@@ -1,10 +1,10 @@
-// A block of kColumns queries against a tile of keys.
+// Attention of a block of kColumns queries to a tile of keys.
 //
-// Everything is kept transposed, queries along the lanes: scores^T = k . q^T and out^T = v^T . p^T
-// are then the micro-kernel's product, and the softmax runs down the rows with no reduction across
-// lanes. Keys are walked in tiles with the running maximum and sum of Milakov & Gimelshein 2018
-// ("Online normalizer calculation for softmax"), so scores never exceed a tile and memory does not
-// grow with length.
+// All matrices are transposed, with queries along the lanes: scores^T = k . q^T and out^T =
+// v^T . p^T are then products of the micro-kernel, and the softmax runs down the rows without
+// reductions across lanes. Keys are processed in tiles with the running maximum and sum of Milakov
+// & Gimelshein 2018 ("Online normalizer calculation for softmax"), so scores never exceed a tile
+// and memory does not grow with length.
 #pragma once
 
 #include "cpu/micro_kernel.h"
@@ -12,11 +12,11 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-constexpr int64_t kKeyTile = 9 * 14;   // whole micro-kernel blocks for 14 and for 6 rows
-constexpr float kLog2e = 1.44269504f;  // scores are kept in units of log2, exp is then 2^x
-constexpr float kMasked = -1e30f;      // finite: exp of it is 0, differences of it are not NaN
+constexpr int64_t kKeyTile = 9 * 14;   // a multiple of the micro-kernel's 14 and 6 rows
+constexpr float kLog2e = 1.44269504f;  // scores are in units of log2, so that exp is 2^x
+constexpr float kMasked = -1e30f;      // finite: its exp is 0, its differences are not NaN
 
-// A score's error is a relative one of its exponential, so wide heads are summed in parts.
+// The error of a score is a relative error of its exponential, so wide heads are summed in parts.
 constexpr int64_t kSummedDims = 128;
 
 template <int kRows>
@@ -31,11 +31,11 @@ __attribute__((noinline)) void score_rows(const Product& product, bool add, floa
   }
 }
 
-// out^T rows: what was there times `correction`, plus v^T p^T of this tile.
+// Computes rows of out^T: their previous values times `correction`, plus v^T p^T of this tile.
 template <int kRows>
 __attribute__((noinline)) void value_rows(const Product& product, const Vec (&correction)[2],
                                           float* out) {
-  Vec sum[kRows][2] = {};  // of this tile alone: long sequences keep their precision
+  Vec sum[kRows][2] = {};  // of this tile alone, so that long sequences keep their precision
   multiply<kRows>(product, sum);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -45,14 +45,16 @@ __attribute__((noinline)) void value_rows(const Product& product, const Vec (&co
   }
 }
 
-// The rows of a head lie a whole matrix row apart, where no hardware prefetcher follows.
+// Prefetches the rows of a head: they are a whole matrix row apart, which no hardware prefetcher
+// follows.
 inline void prefetch_head(const float* rows, int64_t stride, int64_t count, int64_t dim) {
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(rows + r * stride + d, 0, 2);
   }
 }
 
-// query^T [dim][kColumns] * scale of the rows of `queries` queries, at most kColumns; zeros beyond.
+// Writes query^T [dim][kColumns] * scale from the rows of `queries` queries, at most kColumns;
+// zeros beyond.
 inline void transpose_queries(float* to, const float* q, int64_t q_stride, int64_t queries,
                               int64_t dim, float scale) {
   for (int64_t i = 0; i < kColumns; i += kLanes) {
@@ -63,7 +65,7 @@ inline void transpose_queries(float* to, const float* q, int64_t q_stride, int64
   }
 }
 
-// scores [keys][kColumns] = keys . query^T, query^T being [dim][kColumns].
+// scores [keys][kColumns] = keys . query^T, with query^T [dim][kColumns].
 inline void score(const float* k, int64_t k_stride, const float* query, int64_t keys, int64_t dim,
                   float* scores) {
   const int64_t parts = (dim + kSummedDims - 1) / kSummedDims;
@@ -92,7 +94,8 @@ struct OnlineSoftmax {
   Vec highest[2] = {broadcast(kMasked), broadcast(kMasked)};
   Vec total[2] = {};
 
-  // Scores of a tile become their exponentials; what was summed before is worth `correction`.
+  // Replaces the scores of a tile by their exponentials. Earlier sums are to be multiplied by
+  // `correction`.
   FUSEWIRE_INLINE void step(float* scores, int64_t keys, Vec (&correction)[2]) {
     for (int half = 0; half < 2; ++half) {
       float* column = scores + half * kLanes;
@@ -111,7 +114,8 @@ struct OnlineSoftmax {
   }
 };
 
-// out[i][d] = from[d][i] * inverse[i], or that more, for i < queries, d < dim, at most kLanes each.
+// out[i][d] = from[d][i] * inverse[i], or += with kAdd, for i < queries, d < dim, at most kLanes
+// each.
 template <bool kAdd = false>
 inline void write_block(float* out, int64_t out_stride, const float* from, Vec inverse,
                         int64_t queries, int64_t dim) {

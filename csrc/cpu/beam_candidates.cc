@@ -1,11 +1,11 @@
 // The best continuations of groups of beams, from one read of the logits.
 //
-// Retrieve, then re-rank. A first pass over the rows takes the largest logit and the sum of
+// Retrieve, then re-rank. The first pass over the rows computes the largest logit and the sum of
 // exponentials (online: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax",
-// section 3) and keeps the largest logit of every strip of columns. Of a group's strips the n-th
-// best one's score is a bound that at least n candidates reach, so the second pass reads only the
-// strips that reach it, about n of them. Rounding is monotonic: the score of a strip's largest
-// logit is the largest score in it, and the answer is exact.
+// section 3) and stores the largest logit of every strip of columns. The score of a group's n-th
+// best strip is a bound that at least n candidates reach, so the second pass reads only the strips
+// that reach it, about n of them. Rounding is monotonic: the score of a strip's largest logit is
+// the largest score in it, and the result is exact.
 #include <cmath>
 
 #include "core/beam_key.h"
@@ -19,19 +19,19 @@ namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
 constexpr int64_t kStrip = 256;            // columns
-constexpr int64_t kSegment = 64 * kStrip;  // of a task of the first pass
+constexpr int64_t kSegment = 64 * kStrip;  // columns per task of the first pass
 
 int64_t parts_of(int64_t whole, int64_t part) {
   return (whole + part - 1) / part;
 }
 
-// Of a segment, or of a row: the largest logit, and the sum of exponentials relative to it.
+// The largest logit of a segment or a row, and the sum of exponentials relative to it.
 struct Softmax {
   float most, sum;
-  bool sound;  // no NaN, no +inf
+  bool sound;  // neither NaN nor +inf
 };
 
-// log_prob of a logit: less `most`, less `log_sum`. Both are 0 where rows are normalized.
+// log_prob of a logit is logit - most - log_sum. Both are 0 where rows are normalised.
 struct Row {
   float most, log_sum;
   bool sound, empty;  // empty: no candidates
@@ -83,8 +83,8 @@ Row merged(const Softmax* parts, int64_t count, bool normalized) {
   return {most, std::log(sum), true, false};
 }
 
-// The n best keys that were offered, as a heap whose root is the worst of them. Not the standard
-// library's, whose functions the targets would share (cpu/vec.h).
+// The n best keys that were offered, as a heap with the worst at its root. It is not the standard
+// library's heap, whose functions the targets would share (cpu/vec.h).
 class Best {
  public:
   Best(BeamKey* keys, int64_t n) : keys_(keys), n_(n) {}
@@ -104,7 +104,7 @@ class Best {
     }
   }
 
-  // Best first; returns how many.
+  // Sorts the keys, best first, and returns their number.
   int64_t sort() {
     for (int64_t end = size_ - 1; end > 0; --end) {
       const BeamKey last = keys_[end];
@@ -115,7 +115,7 @@ class Best {
   }
 
  private:
-  // `key` takes the root's place in a heap of `size`.
+  // Puts `key` in the place of the root of a heap of `size`.
   void sink(BeamKey key, int64_t size) {
     int64_t at = 0;
     for (int64_t child = 1; child < size; child = 2 * at + 1) {
@@ -131,8 +131,8 @@ class Best {
   int64_t n_, size_ = 0;
 };
 
-// Offers the candidates of a strip whose scores are above `bar`, which follows the worst of the
-// best: what comes later loses ties.
+// Offers the candidates of a strip whose scores are above `bar`, which is raised to the worst of
+// the best n: later candidates lose ties.
 FUSEWIRE_INLINE void offer_strip(Best& best, float& bar, const float* x, int64_t cols,
                                  const Row& row, float beam_score, uint32_t position) {
   constexpr int64_t kBlock = 4 * kLanes;
@@ -196,7 +196,7 @@ void beam_candidates(const BeamArguments& a, const Stream&) {
     const int64_t first = a.offsets[g], n = a.counts[g];
     bool sound = true;
     Best best(keys + g * a.most, n);
-    // The n-th best strip.
+    // Find the n-th best strip.
     for (int64_t r = first; r < a.offsets[g + 1]; ++r) {
       if (a.beam_scores[r] == -INFINITY) {
         rows[r] = {0.0f, 0.0f, true, true};

@@ -1,5 +1,4 @@
-// Numbers in bfloat16, two neighbours to a word of 32 bits: the first is the lower half, as they
-// lie in memory.
+// bfloat16 numbers, two adjacent ones per 32-bit word: the first is the lower half, as in memory.
 #pragma once
 
 #include "cpu/vec.h"
@@ -26,8 +25,8 @@ FUSEWIRE_INLINE Vec floats_of(WordVec v) {
   return reinterpret_cast<const Vec&>(v);
 }
 
-// The upper half of each word is the number in bfloat16, rounded to the nearest, ties to even; what
-// is beyond the largest becomes infinite. A NaN stays one, though its lower bits are lost.
+// Returns words whose upper half is the number in bfloat16, rounded to nearest, ties to even;
+// values beyond the largest become infinite. A NaN stays a NaN, though its lower bits are lost.
 FUSEWIRE_INLINE WordVec rounded_to_bfloat16(Vec v) {
   constexpr uint32_t kQuiet = 0x00400000u;
   const WordVec bits = bits_of(v);
@@ -39,7 +38,7 @@ FUSEWIRE_INLINE WordVec paired(Vec first, Vec second) {
   return (rounded_to_bfloat16(first) >> 16) | (rounded_to_bfloat16(second) & kUpperHalf);
 }
 
-// Exact: fp32 holds every number of bfloat16.
+// Exact: fp32 represents every bfloat16 number.
 FUSEWIRE_INLINE Vec first_of(WordVec pair) {
   return floats_of(pair << 16);
 }

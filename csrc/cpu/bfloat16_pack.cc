@@ -7,7 +7,7 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// From [n, k]: squares of kLanes x kLanes are transposed, then neighbouring rows paired.
+// Packs from [n, k]: transposes squares of kLanes x kLanes, then pairs adjacent rows.
 void pack_pairs_of_rows(uint32_t* packed, const float* from, int64_t n, int64_t k) {
   parallel_for(panels_of(n), 1, [&](int64_t panel, int64_t, int) {
     uint32_t* to = packed + panel * kPanel * pairs_of(k);
@@ -15,7 +15,7 @@ void pack_pairs_of_rows(uint32_t* packed, const float* from, int64_t n, int64_t 
       const int64_t present = k - i < kLanes ? k - i : int64_t{kLanes};
       for (int64_t j = 0; j < kPanel; j += kLanes) {
         const int64_t row = panel * kPanel + j;
-        // More rows than the hardware follows.
+        // These are more rows than the hardware prefetcher follows.
         for (int64_t r = row; r < row + kLanes && r < n; ++r) {
           __builtin_prefetch(from + r * k + i + kAhead, 0, 3);
         }
@@ -31,7 +31,7 @@ void pack_pairs_of_rows(uint32_t* packed, const float* from, int64_t n, int64_t 
   });
 }
 
-// From [k, n]: pairs of rows, some at a time, so that both sides are walked in runs.
+// Packs from [k, n]: pairs rows, several pairs at a time, so that both sides are accessed in runs.
 void pack_pairs_of_columns(uint32_t* packed, const float* from, int64_t n, int64_t k) {
   constexpr int64_t kRun = 8;
   const auto read = [](const float* p, int64_t present) {

@@ -1,17 +1,17 @@
-// Walking the columns of a row, register by register.
+// Loops over the columns of a row, one register at a time.
 #pragma once
 
 #include "cpu/vec.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-// Rows of a task that is worth waking a thread for; may be 0.
+// Returns the rows of a task that is worth waking a thread for; may be 0.
 inline int64_t rows_of_a_task(int64_t cols) {
   constexpr int64_t kElements = 1 << 14;
   return kElements / cols;
 }
 
-// body(column, count) with count == kLanes except for the last columns.
+// Calls body(column, count), with count == kLanes except for the last columns.
 template <class Body>
 FUSEWIRE_INLINE void for_columns(int64_t cols, Body&& body) {
   int64_t c = 0;

@@ -1,7 +1,7 @@
-// Cross-entropy with label smoothing (Szegedy et al. 2016, section 7) and its gradient, a row at a
-// time: loss = (1 - s) (lse - z_label) + s mean(lse - z_j), and its gradient is softmax(z) - (1 -
-// s) at the label - s / cols everywhere. The exponentials of the sum are kept where the gradient
-// goes.
+// Cross-entropy with label smoothing (Szegedy et al. 2016, section 7) and its gradient, one row at
+// a time: loss = (1 - s) (lse - z_label) + s mean(lse - z_j), and its gradient is softmax(z) -
+// (1 - s) at the label - s / cols everywhere. The exponentials of the sum are stored where the
+// gradient goes.
 #include <cmath>
 
 #include "core/error.h"
@@ -12,7 +12,8 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// Blocks of a row are summed on their own: a vocabulary-wide row would lose digits in one chain.
+// Blocks of a row are summed separately: one chain of additions over a vocabulary would lose
+// digits.
 constexpr int64_t kBlockColumns = 64 * kLanes;
 
 template <class Map>
@@ -27,7 +28,8 @@ FUSEWIRE_INLINE float sum_blocks(int64_t cols, Map&& map) {
   return reduce_add(total);
 }
 
-// The loss of one row; with a gradient, its logits become that, times `scale`.
+// Returns the loss of one row; with a.gradient, replaces its logits by their gradient times
+// `scale`.
 float row_loss(const CrossEntropyArguments& a, float* z, int64_t label, float scale) {
   const float lowest = -INFINITY;
   Vec tops = broadcast(lowest);
@@ -48,7 +50,7 @@ float row_loss(const CrossEntropyArguments& a, float* z, int64_t label, float sc
     if (a.gradient) write(z + c, e, count);
     return e;
   });
-  sum += top - top;  // NaN where a logit is infinite, or all are -inf: no gradient hides it
+  sum += top - top;  // NaN if a logit is +inf or all are -inf: no gradient hides it
   const float log_sum = std::log(sum);
   if (a.gradient) {
     const float by = scale / sum, less = scale * a.smoothing / n;

@@ -1,4 +1,4 @@
-// One token of one row of logits.
+// Samples one token from one row of logits.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-// Memory of a thread, kept for the next row.
+// Memory of a thread, reused for the next row.
 class Floats {
  public:
   ~Floats() { std::free(data_); }
@@ -68,7 +68,7 @@ FUSEWIRE_INLINE int64_t first_equal(const float* x, int64_t n, float value) {
   return -1;
 }
 
-// Sum of map(column, lanes) over [begin, end), chunk by chunk.
+// Returns the sum of map(column, lanes) over [begin, end), chunk by chunk.
 template <class Map>
 FUSEWIRE_INLINE float sum_of(int64_t begin, int64_t end, Map&& map) {
   Vec total = {};
@@ -81,21 +81,21 @@ FUSEWIRE_INLINE float sum_of(int64_t begin, int64_t end, Map&& map) {
   return reduce_add(total);
 }
 
-// The elements of a row that may still be drawn: those whose weight, e^((logit - largest) /
-// temperature), is not zero.
+// The elements of a row that can still be drawn: those whose weight,
+// e^((logit - largest) / temperature), is not zero.
 struct Candidates {
   const float* values;   // logits
-  const int32_t* index;  // their columns; null where that is the place itself
+  const int32_t* index;  // their columns; null: element i is column i
   float* weights;
   int64_t n;
-  float* spare;  // 3 n
+  float* spare;  // scratch of 3 n floats
   Range range;
 
   float mass() const {
     return sum_of(0, n, [&](int64_t c, int64_t l) { return load_lanes(weights + c, l, 0.0f); });
   }
 
-  // Weights where keep(column, lanes) holds.
+  // Sets the weights to zero where keep(column, lanes, weights) is false.
   template <class Keep>
   void keep(Keep&& keep) {
     for_registers(0, n, [&](int64_t c, int64_t lanes) {
@@ -104,10 +104,11 @@ struct Candidates {
     });
   }
 
-  // The fewest of the largest whose probability reaches top_p; of equal ones the first.
+  // Keeps the fewest of the largest elements whose probability reaches top_p; of equal ones the
+  // first.
   void keep_top_p(float top_p, float temperature) {
     const float target = top_p * mass();
-    const float drawable = range.most - 88.0f * temperature;  // those below weigh nothing
+    const float drawable = range.most - 88.0f * temperature;  // smaller ones have no weight
     const float least = range.least > drawable ? range.least : drawable;
     const Threshold t = threshold_of<true>(values, weights, n, target, least, range.most, spare);
     keep([&](int64_t c, int64_t l, Vec) { return load_lanes(values + c, l, 0.0f) >= t.value; });
@@ -123,8 +124,9 @@ struct Candidates {
     }
   }
 
-  // Those whose surprise is closest to the expected one, up to a mass (Meister et al. 2022,
-  // "Locally typical sampling"): |-log p - entropy| = |z - E z| with z = log of the weight.
+  // Keeps the elements whose surprise is closest to the expected one, up to a mass of typical_p
+  // (Meister et al. 2022, "Locally typical sampling"): |-log p - entropy| = |z - E z| with z = log
+  // of the weight.
   void keep_typical(float typical_p, float temperature) {
     const auto log_weight = [&](int64_t c, int64_t lanes) {
       return (load_lanes(values + c, lanes, -INFINITY) - range.most) / temperature;
@@ -148,7 +150,8 @@ struct Candidates {
     keep([&](int64_t c, int64_t l, Vec) { return load_lanes(closeness + c, l, 0.0f) >= t.value; });
   }
 
-  // Inverse CDF in the order of the columns: in chunks, then inside of one.
+  // Returns the column at `uniform` of the inverse CDF, in the order of the columns: finds its
+  // chunk first, then the element.
   int64_t pick(double uniform) const {
     const auto mass_of = [&](int64_t begin) {
       return static_cast<double>(sum_of(begin, least_of(begin + kChunk, n), [&](auto c, auto l) {
@@ -158,7 +161,7 @@ struct Candidates {
     double total = 0.0;
     for (int64_t begin = 0; begin < n; begin += kChunk) total += mass_of(begin);
     double rest = uniform * total, in_chunk = 0.0;
-    int64_t chunk = 0;  // the one the number falls into, or the last with any mass
+    int64_t chunk = 0;  // the one `uniform` falls into, or the last with any mass
     for (int64_t begin = 0; begin < n; begin += kChunk) {
       const double mass = mass_of(begin);
       if (mass == 0.0) continue;
@@ -178,7 +181,8 @@ struct Candidates {
   }
 };
 
-// -1 for a row that has no distribution: with NaN, with +inf, or -inf throughout.
+// Returns a token sampled from row x; -1 if it has no distribution: with NaN, with +inf, or -inf
+// throughout.
 inline int64_t draw(const float* x, const SampleArguments& a, int64_t row, Floats& memory) {
   const Range range = range_of(x, a.cols);
   if (!range.sound) return -1;

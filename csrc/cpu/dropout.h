@@ -1,4 +1,4 @@
-// The numbers of core/dropout.h for kLanes counters at once.
+// The random numbers of core/dropout.h for kLanes counters at once.
 #pragma once
 
 #include <utility>
@@ -16,11 +16,11 @@ namespace fusewire::FUSEWIRE_TARGET {
 typedef uint32_t UintVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), may_alias));
 typedef uint64_t WideVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), may_alias));
 
-// The products of the even lanes, whose odd neighbours do not count, in 64 bits each. Compilers
-// take the far slower product of 64-bit numbers for it.
+// Returns the 64-bit products of the even lanes; the odd lanes are ignored. Compilers would use the
+// far slower product of 64-bit numbers.
 FUSEWIRE_INLINE WideVec multiply_even(WideVec a, WideVec b) {
 #if defined(__x86_64__) && FUSEWIRE_VEC_BYTES == 64
-  return reinterpret_cast<WideVec>(  // gcc 12 warns of its own form without a mask
+  return reinterpret_cast<WideVec>(  // gcc 12 warns about its own form without a mask
       _mm512_maskz_mul_epu32(0xFF, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__x86_64__) && FUSEWIRE_VEC_BYTES == 32
   return reinterpret_cast<WideVec>(
@@ -40,7 +40,7 @@ FUSEWIRE_INLINE void join_products(UintVec even, UintVec odd, UintVec& low, Uint
   high = __builtin_shufflevector(even, odd, ((kLane & 1) ? kLanes + kLane : kLane + 1)...);
 }
 
-// Both halves of factor * x.
+// Computes the low and high halves of factor * x.
 FUSEWIRE_INLINE void multiply_wide(UintVec x, uint32_t factor, UintVec& low, UintVec& high) {
   const WideVec by = WideVec{} + factor, even = reinterpret_cast<WideVec>(x);
   join_products(reinterpret_cast<UintVec>(multiply_even(even, by)),
@@ -48,7 +48,7 @@ FUSEWIRE_INLINE void multiply_wide(UintVec x, uint32_t factor, UintVec& low, Uin
                 std::make_integer_sequence<int, kLanes>{});
 }
 
-// The four words of each lane's row and group of kDropoutGroup columns.
+// Computes the four Philox words of each lane's row and group of kDropoutGroup columns.
 FUSEWIRE_INLINE void dropout_words(const Dropout& dropout, UintVec row, UintVec group,
                                    UintVec (&x)[4]) {
   const uint64_t offset = static_cast<uint64_t>(dropout.offset);
@@ -71,8 +71,8 @@ FUSEWIRE_INLINE void dropout_words(const Dropout& dropout, UintVec row, UintVec 
   }
 }
 
-// Rows of a matrix along the lanes: calls body(column - first, factors), 0 or dropout.factor()
-// each, for the columns first to first + count.
+// Calls body(column - first, factors) for `count` columns from `first` on, with rows of a matrix
+// along the lanes; each factor is 0 or dropout.factor().
 template <class Body>
 FUSEWIRE_INLINE void for_dropout_columns(const Dropout& dropout, UintVec row, int64_t first,
                                          int64_t count, Body&& body) {

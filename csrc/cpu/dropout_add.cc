@@ -1,5 +1,5 @@
-// Dropout with the residual that follows it. The numbers of a row come from counters along the
-// lanes, so that one round of Philox decides kLanes groups of columns.
+// Dropout with the residual that follows it. The counters of a row are along the lanes, so that one
+// evaluation of Philox decides kLanes groups of columns.
 #include "core/threads.h"
 #include "core/training_kernels.h"
 #include "cpu/columns.h"
@@ -8,9 +8,9 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kRun = kLanes * kDropoutGroup;  // columns of one round
+constexpr int64_t kRun = kLanes * kDropoutGroup;  // columns per evaluation of Philox
 
-// kept[g] has bit i set where column 8 g + i of the run is kept.
+// Sets bit i of kept[g] where column 8 g + i of the run is kept.
 FUSEWIRE_INLINE void keep_run(const Dropout& dropout, int64_t row, int64_t run,
                               uint8_t (&kept)[kLanes]) {
   UintVec group;
@@ -24,13 +24,13 @@ FUSEWIRE_INLINE void keep_run(const Dropout& dropout, int64_t row, int64_t run,
 #pragma GCC unroll 8
   for (int i = 0; i < kDropoutGroup; ++i) {
     const UintVec number = i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xFFFF;
-    // The difference is negative where the number is less, and its sign bit is all that is used.
+    // The difference is negative where the number is less; only its sign bit is used.
     bits |= (~(number - threshold) >> 31) << i;
   }
   for (int lane = 0; lane < kLanes; ++lane) kept[lane] = static_cast<uint8_t>(bits[lane]);
 }
 
-// 0 or `factor` for kLanes columns from `column` of the run on.
+// Returns 0 or `factor` for kLanes columns of the run from `column` on.
 FUSEWIRE_INLINE Vec factors(const uint8_t (&kept)[kLanes], int64_t column, float factor) {
   uint32_t bits;
   if constexpr (kLanes == 16) {
@@ -60,7 +60,7 @@ void dropout_add(void* out, int64_t out_stride, const void* x, int64_t x_stride,
         uint8_t kept[kLanes];
         keep_run(dropout, r, first / kRun, kept);
         for_columns(cols - first < kRun ? cols - first : kRun, [&](int64_t c, int64_t count) {
-          // Dropped NaN and infinity are gone, as with a selection.
+          // Dropped NaN and infinity become 0, as with a selection.
           const Vec by = factors(kept, c, factor);
           Vec y = by == 0.0f ? Vec{} : read(from + first + c, count) * by;
           if (more) y += read(more + first + c, count);

@@ -1,6 +1,6 @@
-// The gradient of a table from which rows were gathered. Tokens are sorted by the row they took, so
-// each row of the table has its tokens in one run and is summed by one thread in their order: no
-// atomics, and the same bits whatever the number of threads.
+// The gradient of a table from which rows were gathered. Tokens are sorted by the row that they
+// took, so that each row of the table has its tokens in one run, which one thread sums in their
+// order: no atomics, and the same bits whatever the number of threads.
 #include <algorithm>
 #include <cstring>
 
@@ -13,10 +13,10 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kStrip = 128;  // columns of a task; the runs of a table of two rows are long
-constexpr int64_t kChain = 64;   // tokens summed on their own: long runs keep precision
+constexpr int64_t kStrip = 128;  // columns per task, as a table of two rows has long runs
+constexpr int64_t kChain = 64;   // tokens summed separately: long runs keep precision
 
-// Adds the rows of dy that a run names to `to`, a strip of a row of the table.
+// Adds the rows of dy of a run's tokens to `to`, a strip of a row of the table.
 void add_run(float* to, const uint64_t* run, int64_t tokens, const float* dy, int64_t dy_stride,
              int64_t columns, float scale) {
   for_columns(columns, [&](int64_t c, int64_t count) {
@@ -38,7 +38,7 @@ void add_run(float* to, const uint64_t* run, int64_t tokens, const float* dy, in
 void embed_backward(float* dtable, int64_t dtable_stride, int64_t table_rows,
                     const int64_t* wide_ids, const int32_t* ids, const void* dy, int64_t dy_stride,
                     int64_t tokens, int64_t hidden, float scale, bool accumulate, const Stream&) {
-  // The id above the token, so that equal ids stay in the order of the tokens.
+  // The id is above the token, so that equal ids stay in the order of the tokens.
   auto* keys = static_cast<uint64_t*>(thread_buffer(
       static_cast<size_t>(tokens) * (sizeof(uint64_t) + sizeof(uint32_t)) + sizeof(uint32_t)));
   auto* starts = reinterpret_cast<uint32_t*>(keys + tokens);

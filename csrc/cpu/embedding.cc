@@ -1,5 +1,5 @@
 // Embedding sums, alone or with the LayerNorm that follows. An index outside of its table is an
-// error before anything is read.
+// error, before its row is read.
 #include "core/error.h"
 #include "core/kernels.h"
 #include "core/threads.h"
@@ -26,7 +26,7 @@ const float* position_row(const EmbedArguments& a, const char* op, int64_t token
   return table_row(op, "position", a.position, a.positions[token], a.max_positions, a.hidden);
 }
 
-// A token's row in the table of words, by columns.
+// A token's row of the token embedding, read by columns.
 struct MatrixRow {
   const float* row;
 
@@ -49,7 +49,7 @@ struct Int8Row {
                        row + (c + lane) / kGroup * kPanelStep, kGroup);
     }
     const IntVec integers = __builtin_convertvector(numbers, IntVec) - kZeroByte;
-    return opaque(__builtin_convertvector(integers, Vec) * scale);  // rounded, as a matrix has it
+    return opaque(__builtin_convertvector(integers, Vec) * scale);  // rounded, as in a matrix
   }
 };
 

@@ -1,4 +1,4 @@
-// What follows the sums of a tile while they are in registers: bias, activation, residual.
+// The epilogue of a tile, applied while its sums are in registers: bias, activation, residual.
 #pragma once
 
 #include "core/gemm.h"
@@ -8,7 +8,7 @@ namespace fusewire::FUSEWIRE_TARGET {
 
 constexpr int64_t kLine = 16;  // floats
 
-// Of one tile: where its columns of bias and its rows of residual begin.
+// The epilogue of one tile; bias and residual point to its first column and its first element.
 struct Epilogue {
   const float* bias;
   const float* residual;
@@ -23,7 +23,7 @@ FUSEWIRE_INLINE Epilogue epilogue_at(const GemmArguments& a, int64_t row, int64_
           a.residual_stride, a.activation};
 }
 
-// What `finish` reads and writes comes in from memory meanwhile.
+// Prefetches what `finish` reads and writes.
 template <int kRows>
 FUSEWIRE_INLINE void prefetch(const Epilogue& epilogue, const float* out, int64_t out_stride,
                               int64_t columns) {
@@ -37,7 +37,7 @@ FUSEWIRE_INLINE void prefetch(const Epilogue& epilogue, const float* out, int64_
   }
 }
 
-// Writes up to kColumns columns of kRows rows.
+// Applies the epilogue and writes up to kColumns columns of kRows rows.
 template <int kRows>
 FUSEWIRE_INLINE void finish(const Vec (&sum)[kRows][2], const Epilogue& epilogue, float* out,
                             int64_t out_stride, int64_t columns) {

@@ -1,4 +1,4 @@
-// The next rows of groups of beams (ops.def, fork_beams), one group after the other.
+// The next rows of groups of beams (ops.def, fork_beams), one group at a time.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -54,7 +54,7 @@ void fork_group(const ForkArguments& a, int64_t index) {
   const auto parent_row = [&](size_t beam) {
     return a.parent_table + (group.parents + static_cast<int64_t>(beam)) * a.width;
   };
-  size_t dead = 0;  // the next of the beams without children
+  size_t dead = 0;  // the next beam without children
   for (size_t i = 0; i < beams; ++i) {
     const int64_t row = group.children + static_cast<int64_t>(i);
     const int32_t* const from = parent_row(parents[i]);

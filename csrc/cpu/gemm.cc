@@ -1,10 +1,10 @@
 // GEMM on prepacked weights: out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + residual.
 //
 // Weights are packed once into panels of 32 output columns, [n / 32][k][32], the same for every
-// instruction set. An output element's value does not depend on how many rows the call has or how
-// the work was split, so a request's answer is bit-equal in any batch. Bias, activation and
-// residual are applied while the sums are in registers. Nothing is compiled or tuned per shape:
-// ragged batches bring a new row count with every call.
+// instruction set. The value of an output element depends neither on the number of rows of the call
+// nor on how the work is split, so a request's result is bit-equal in any batch. Bias, activation
+// and residual are applied while the sums are in registers. Nothing is compiled or tuned per shape:
+// ragged batches have a new row count with every call.
 // The blocking follows Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 // (2008), without the packing of x: its broadcasts hide behind the multiply-adds.
 #include "cpu/gemm.h"
@@ -50,9 +50,9 @@ void run(const GemmArguments& a, const Stream&) {
   });
 }
 
-// Panels serve products alone: of an embedding that is also a head (tied weights) the rows stay
-// too, as a row's numbers are a panel's width apart in one, and each would be read with a line of
-// others.
+// Panels serve products alone. A tied embedding, which is also the output head, keeps its rows as
+// well: the elements of a row are a panel's width apart in a panel, so each would be read with a
+// cache line of others.
 constexpr GemmKernels kFloat32 = {Format::kFloat32,          {},
                                   /*packing_copies=*/false,
                                   /*packs_transposed=*/true, packed_bytes, pack, run,

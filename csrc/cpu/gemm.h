@@ -1,4 +1,5 @@
-// Matrix products of a target that shares all other kernels with the one it is compiled for.
+// Matrix products of the targets that share all other kernels with the one this file is compiled
+// for.
 #pragma once
 
 #include "core/gemm.h"

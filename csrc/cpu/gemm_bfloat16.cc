@@ -1,4 +1,4 @@
-// GEMM on weights in bfloat16, which are widened in registers (gemm_bfloat16.h).
+// GEMM with bfloat16 weights, which are widened in registers (gemm_bfloat16.h).
 #include "cpu/gemm_bfloat16.h"
 
 #include "cpu/bfloat16.h"
@@ -30,7 +30,7 @@ FUSEWIRE_INLINE void add_products(const float* x, int64_t stride, Vec w0, Vec w1
   }
 }
 
-// As that of Product, in the same order. x is not read beyond an odd k.
+// As the `multiply` of Product, in the same order. x is not read beyond an odd k.
 template <int kRows, Fetch kFetch>
 FUSEWIRE_INLINE void multiply(const WidenedOperands& p, Vec (&sum)[kRows][2]) {
   const uint32_t* ahead = p.ahead;

@@ -1,6 +1,6 @@
-// GEMM on weights in bfloat16 by vdpbf16ps, which adds the products of two neighbours along k to a
-// sum in fp32 (gemm_bfloat16.h). The instruction is written out, as the file is compiled for every
-// CPU with AVX-512: the target avx512_bf16 alone calls it.
+// GEMM with bfloat16 weights by vdpbf16ps, which adds the products of two adjacent elements along k
+// to an fp32 accumulator (gemm_bfloat16.h). The instruction is inline assembly, because the file is
+// compiled for every CPU with AVX-512; only the target avx512_bf16 calls it.
 #include "cpu/gemm_bfloat16.h"
 
 #if FUSEWIRE_VEC_BYTES == 64
@@ -11,12 +11,12 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// A row of x as words of two neighbours, as the panel has its columns.
+// Rows of x as words of two adjacent elements, like the columns of the panel.
 struct DotOperands {
   const uint32_t* x;
   int64_t x_stride;
   const uint32_t* panel;
-  int64_t k;  // numbers
+  int64_t k;  // elements
   const uint32_t* ahead;
 
   DotOperands part(int64_t first, int64_t count, int64_t fetched) const {
@@ -25,8 +25,8 @@ struct DotOperands {
   }
 };
 
-// The word of x is broadcast on its way from memory. The sum goes by value: a reference that asm
-// writes to is memory to GCC, at every call.
+// The word of x is broadcast as it is loaded. The sum is passed by value: GCC keeps a reference
+// that asm writes to in memory, at every call.
 FUSEWIRE_INLINE Vec add_dot(Vec sum, const uint32_t& x, WordVec w) {
   asm("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(w));
   return sum;
@@ -49,7 +49,7 @@ FUSEWIRE_INLINE void multiply(const DotOperands& p, Vec (&sum)[kRows][2]) {
   }
 }
 
-// x[m, k] as words, rows `stride` of them apart; the number after an odd k is zero.
+// Writes x[m, k] as words, with rows `stride` words apart; the element after an odd k is zero.
 void round_rows(uint32_t* words, int64_t stride, const GemmArguments& a) {
   constexpr int64_t kGrain = 16;
   parallel_for(a.m, kGrain, [&](int64_t begin, int64_t end, int) {
@@ -74,8 +74,8 @@ void round_rows(uint32_t* words, int64_t stride, const GemmArguments& a) {
   });
 }
 
-// In words: whole registers are written, and rows do not begin where those before them do in the
-// L1, as kernels.inc's row_stride has it.
+// Returns the row stride in words: whole registers are written, and adjacent rows do not fall into
+// the same set of the L1 cache, as with row_stride (cpu/rows.cc).
 int64_t stride_of(int64_t k) {
   return ((pairs_of(k) + kLanes - 1) / kLanes | 1) * kLanes;
 }

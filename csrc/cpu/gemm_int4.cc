@@ -1,4 +1,4 @@
-// GEMM on weights of 4-bit numbers, which become floats in registers (gemm_int4.h).
+// GEMM with 4-bit weights, which are converted to floats in registers (gemm_int4.h).
 #include "cpu/gemm_int4.h"
 
 #if FUSEWIRE_VEC_BYTES == 64
@@ -13,17 +13,18 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// Beside the sums: one register for the broadcast, two of words, two of their numbers and, with
-// AVX-512, the table of numbers.
+// Registers besides the sums: one for the broadcast, two of words, two of their elements and, with
+// AVX-512, the table of values.
 constexpr int kMostRows = (kRegisters - (FUSEWIRE_VEC_BYTES == 64 ? 6 : 5)) / 2;
 
-// Number j of each word.
+// Returns element j of each word.
 template <int j>
 FUSEWIRE_INLINE Vec number(WordVec words) {
   constexpr int kBits = 4, kPosition = j < 4 ? 8 * j : 8 * (j - 4) + kBits;
 #if FUSEWIRE_VEC_BYTES == 64
   const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-  // By the lowest 4 bits. All lanes, but under a mask: GCC warns of its own header otherwise.
+  // Indexed by the lowest 4 bits. All lanes, but with a mask: GCC warns about its own header
+  // otherwise.
   return reinterpret_cast<Vec>(_mm512_maskz_permutexvar_ps(
       __mmask16(-1), reinterpret_cast<__m512i>(words >> kPosition), table));
 #else
@@ -40,10 +41,10 @@ struct Int4Operands {
   const uint32_t* panel;  // word p of column c at panel[p * kPanel + c]
   int64_t k;
   const uint32_t* ahead;
-  const float *scales, *zeros;  // group g's of column c at [g * kPanel + c]
+  const float *scales, *zeros;  // of group g and column c at [g * kPanel + c]
   int64_t group;
 
-  const Int4Operands& part(int64_t, int64_t, int64_t) const { return *this; }  // the only one
+  const Int4Operands& part(int64_t, int64_t, int64_t) const { return *this; }  // there is only one
 };
 
 template <bool kHasZeros>
@@ -68,15 +69,16 @@ FUSEWIRE_INLINE void add_products(const float* x, int64_t stride, const WordVec 
   if constexpr (j + 1 < kPerWord) add_products<j + 1>(x, stride, words, zeros, sum);
 }
 
-// Chains `index` on, all of them of `length` inputs, are walked side by side, as few rows wait for
-// what one of their sums takes; which are side by side changes no bit.
+// Adds kChains chains from `index` on, each of `length` inputs. They are accumulated side by side,
+// because with few rows one chain would wait for the latency of its sums; which chains these are
+// changes no bits.
 template <int kRows, Fetch kFetch, int kChains, bool kHasZeros>
 FUSEWIRE_INLINE void multiply_chains(const Int4Operands<kHasZeros>& p, int64_t index,
                                      int64_t length, const uint32_t*& ahead, Vec (&sum)[kRows][2]) {
   const int64_t begin = index * int4_chain(p.group);
   const float* x = p.x + begin;
   const uint32_t* w = p.panel + begin / kPerWord * kPanel;
-  int64_t group[kChains];  // floats to its scales
+  int64_t group[kChains];  // offset of its scales
   Vec zeros[kChains][2], chain[kChains][kRows][2] = {};
   for (int c = 0; c < kChains; ++c) {
     group[c] = p.group ? (begin + c * length) / p.group * kPanel : 0;
@@ -122,7 +124,7 @@ FUSEWIRE_INLINE void multiply(const Int4Operands<kHasZeros>& p, Vec (&sum)[kRows
   }
 }
 
-// Of eight codes, two a byte.
+// Packs eight codes, which are two per byte.
 uint32_t packed_word(const uint8_t* codes) {
   uint32_t word = 0;
   for (int i = 0; i < kPerWord; ++i) {
@@ -154,7 +156,8 @@ void run(const GemmArguments& a) {
   });
 }
 
-// Some rows at a time become rows in the order of the weight's inputs, in memory that stays small.
+// Permutes some rows of x at a time to the order of the weight's inputs, so that scratch memory
+// stays small.
 void run_ordered(const GemmArguments& product, void (*multiply)(const GemmArguments&)) {
   const int64_t rows = product.m < 8 * kTaskRows ? product.m : 8 * kTaskRows;
   auto* ordered =

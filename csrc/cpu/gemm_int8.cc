@@ -1,5 +1,5 @@
-// This file is compiled without contraction: sums are integers, and what is computed of them in
-// fp32 is rounded step by step, so that an answer has the same bits on every instruction set.
+// This file is compiled without contraction: sums are integers, and fp32 operations on them are
+// rounded step by step, so that results have the same bits on every instruction set.
 #include "cpu/gemm_int8.h"
 
 #include "cpu/epilogue.h"
@@ -8,7 +8,7 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// Where a panel's rows of the weight begin, and how its numbers lie.
+// The rows of a weight from which a panel is packed, and the strides of their elements.
 template <class Number>
 struct PanelSource {
   const Number* first;
@@ -17,7 +17,7 @@ struct PanelSource {
   Number at(int64_t row, int64_t i) const { return first[row * row_step + i * k_step]; }
 };
 
-// body(row, i) for the numbers of a panel, by lines of either layout.
+// Calls body(row, i) for the elements of a panel, by cache lines of either layout.
 template <class Number, class Body>
 FUSEWIRE_INLINE void for_panel(const PanelSource<Number>& from, Body&& body) {
   for (int64_t begin = 0; begin < from.k; begin += kLine) {
@@ -28,8 +28,8 @@ FUSEWIRE_INLINE void for_panel(const PanelSource<Number>& from, Body&& body) {
   }
 }
 
-// The scale that stands for a row of this magnitude: its own, or the one given. NaN where the row
-// is not finite, or cannot be told by what was given.
+// Returns the scale of a row with this largest magnitude: the row's own, or the given one. NaN if
+// the row is not finite, or not zero and the given scale is not a positive finite number.
 float scale_for(int32_t largest_bits, const float* given) {
   const float own = scale_of(largest_bits);
   if (!given || own != own) return own;
@@ -37,7 +37,7 @@ float scale_for(int32_t largest_bits, const float* given) {
   return scales ? *given : own == 0.0f ? 0.0f : __builtin_nanf("");
 }
 
-// The nearest integer of 8 bits, in the form of a packed weight.
+// Returns the 8-bit integer nearest to x / scale, as a byte of a packed weight.
 uint8_t rounded(float x, float scale) {
   if (!(scale > 0.0f)) return kZeroByte;
   const float q = x / scale;
@@ -68,7 +68,7 @@ void find_scales(float* scales, const float* given, const PanelSource<int8_t>& f
   }
 }
 
-// The number of 8 bits, in the form of a packed weight.
+// Returns the 8-bit integer as a byte of a packed weight.
 uint8_t rounded(int8_t x, float) {
   return static_cast<uint8_t>(x + kZeroByte);
 }
@@ -100,12 +100,12 @@ void pack_panels(const PackArguments& a) {
 
 constexpr int64_t kLineBytes = 64;
 
-// How far `ahead` moves with each group.
+// Returns the bytes by which `ahead` moves with each group.
 constexpr int64_t fetched_bytes(Fetch fetch) {
   return fetch == Fetch::kNextPanelSlowly ? kLineBytes / 2 : kLineBytes;
 }
 
-// As in micro_kernel.h, where a step is a group instead of one k.
+// As fetch_on_the_way (micro_kernel.h), where a step is a group instead of one k.
 template <Fetch kFetch>
 FUSEWIRE_INLINE void fetch(const uint8_t* panel, const uint8_t* ahead, int64_t group) {
   if constexpr (kFetch == Fetch::kNextPanel) __builtin_prefetch(ahead, 0, 2);
@@ -120,8 +120,8 @@ FUSEWIRE_INLINE void fetch(const uint8_t* panel, const uint8_t* ahead, int64_t g
   }
 }
 
-// The sums of one tile. Not inlined, so that the compiler gives each row count its own register
-// allocation; unrolled, or they would not stay in registers.
+// Computes the sums of one tile. Not inlined, so that the compiler gives each row count its own
+// register allocation; unrolled, or the sums would not stay in registers.
 template <class Kernel, int kRows, Fetch kFetch>
 __attribute__((noinline)) void add_up(UnsignedVec (*to)[2], const uint32_t* starts,
                                       const typename Kernel::Order::Number* x, const uint8_t* panel,
@@ -147,7 +147,7 @@ __attribute__((noinline)) void add_up(UnsignedVec (*to)[2], const uint32_t* star
   }
 }
 
-// What the sums of a tile stand for, with the epilogue, row by row.
+// Scales the sums of a tile and applies the epilogue, row by row.
 __attribute__((noinline)) void write_tile(const GemmArguments& a, const Tile& at, int rows,
                                           const UnsignedVec (*sums)[2], const float* row_scales) {
   const int64_t column = at.panel * kPanel + at.inside;

@@ -1,5 +1,6 @@
-// How a product on a packed weight is cut: tasks of some rows by some panels, which threads share,
-// and in a task tiles of a few rows by kColumns, each one call of a micro kernel.
+// How a product with a packed weight is partitioned: into tasks of some rows by some panels, which
+// threads share, and each task into tiles of a few rows by kColumns, each one call of a
+// micro-kernel.
 #pragma once
 
 #include "core/threads.h"
@@ -11,7 +12,7 @@ namespace fusewire::FUSEWIRE_TARGET {
 // A task's rows of x and one panel stay in L2.
 constexpr int64_t kTaskRows = 56;
 
-// Rows [first, last) of the task.
+// Rows [first, last) of a task.
 struct RowTask {
   int64_t first, last;
 };
@@ -28,7 +29,7 @@ inline RowTask row_task(int64_t m, int64_t task) {
 struct Tile {
   int64_t row, panel, inside, columns;  // the first column is panel * kPanel + inside
   Fetch fetch;
-  // What is fetched meanwhile: of this panel the part that begins `part` times a tile's fetches in.
+  // What is prefetched meanwhile: this panel, from `part` times a tile's prefetches on.
   int64_t fetched_panel, part;
 };
 
@@ -37,7 +38,7 @@ struct Fetching {
   static constexpr Fetch value = fetch;
 };
 
-// Calls body(Fetching<fetch>) for what a tile fetches, which is never nothing.
+// Calls body(Fetching<fetch>) for the Fetch of a tile, which is never kNothing.
 template <class Body>
 FUSEWIRE_INLINE void with_fetch(Fetch fetch, Body&& body) {
   if (fetch == Fetch::kStream) return body(Fetching<Fetch::kStream>{});
@@ -45,11 +46,11 @@ FUSEWIRE_INLINE void with_fetch(Fetch fetch, Body&& body) {
   body(Fetching<Fetch::kNextPanelSlowly>{});
 }
 
-// Calls body(Rows<count>, tile) for all tiles of out[m, n], of at most kMost rows.
+// Calls body(Rows<count>, tile) for all tiles of out[m, n], each of at most kMost rows.
 template <int kMost, class Body>
 void for_tiles(int64_t m, int64_t n, Body&& body) {
-  // One block of rows reads each panel once and is bound by that: its tasks are small, to end at
-  // the same time.
+  // One block of rows reads each panel once and is bound by that: its tasks are small, so that they
+  // end at the same time.
   const bool one_block = m <= kMost;
   const int64_t panels = panels_of(n);
   const int64_t row_tasks = row_tasks_of(m);
@@ -61,8 +62,8 @@ void for_tiles(int64_t m, int64_t n, Body&& body) {
     const RowTask rows = row_task(m, task % row_tasks);
     const int64_t column_task = task / row_tasks;
     const int64_t last_panel = panels * (column_task + 1) / column_tasks;
-    // The next panel is fetched by the first blocks of rows: by four of them, if there are as many,
-    // as the fetches of two are so dense that they hold up the rows' own reads.
+    // The first blocks of rows prefetch the next panel: four of them, if there are as many, because
+    // the prefetches of two are so dense that they delay the rows' own loads.
     const int64_t fetching = rows.last - rows.first > 3 * kMost ? 4 : 2;
     const Fetch fetch = one_block       ? Fetch::kStream
                         : fetching == 4 ? Fetch::kNextPanelSlowly
@@ -72,8 +73,8 @@ void for_tiles(int64_t m, int64_t n, Body&& body) {
         const int64_t column = panel * kPanel + inside;
         if (column >= n) break;
         const int64_t columns = n - column < kColumns ? n - column : int64_t{kColumns};
-        // While the rows pass over this panel the next one comes in from memory; blocks that fetch
-        // none of it touch what is there already.
+        // While the rows are multiplied with this panel, the next one is prefetched; blocks that
+        // prefetch none of it prefetch what is cached already.
         const int64_t next = panel + 1 < last_panel ? panel + 1 : panel;
         int64_t block = 0;
         for_row_blocks<kMost>(rows.last - rows.first, [&](auto count, int64_t from) {

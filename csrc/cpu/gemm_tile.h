@@ -1,5 +1,5 @@
-// One call of the micro kernel with what comes before and after it: a few rows times up to
-// kColumns columns of a product over a packed panel, k cut into chains, with the epilogue.
+// One call of the micro-kernel and its epilogue: a few rows times up to kColumns columns of a
+// product with a packed panel, with k split into chains.
 #pragma once
 
 #include "cpu/epilogue.h"
@@ -8,28 +8,29 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-constexpr int64_t kChain = 384;  // additions in one chain: rounding grows with its length
+constexpr int64_t kChain = 384;  // additions in one chain: rounding errors grow with its length
 
-// How far `ahead` moves with each step of a kernel.
+// Returns the floats or words by which `ahead` moves with each step of a kernel.
 constexpr int64_t fetched(Fetch fetch) {
   return fetch == Fetch::kNextPanelSlowly ? kLine / 2 : kLine;
 }
 
-// How long the chains of a product are; operands that have chains of their own say otherwise.
+// Returns the length of the chains of a product; operands with chains of their own overload it.
 template <class Operands>
 FUSEWIRE_INLINE int64_t chain_of(const Operands&) {
   return kChain;
 }
 
-// One micro-kernel call: kRows x up to kColumns of the output, where `operands` are a Product or
-// something else with a `multiply` and parts. Not inlined, so that the compiler gives each row
+// Computes kRows x up to kColumns of the output in one micro-kernel call. `operands` are a Product
+// or another type with a `multiply` and parts. Not inlined, so that the compiler gives each row
 // count its own register allocation.
 template <int kRows, Fetch kFetch, class Operands>
 __attribute__((noinline)) void tile(const Operands& operands, const Epilogue& epilogue, float* out,
                                     int64_t out_stride, int64_t columns) {
-  // What is read and written at the end is on its way meanwhile. Few rows wait for the panel alone.
+  // Prefetch what is read and written at the end. With kStream there are few rows, which wait for
+  // the panel alone.
   if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
-  Vec sum[kRows][2];  // in memory; touched once in a chain
+  Vec sum[kRows][2];  // in memory; accessed once per chain
   const int64_t length = chain_of(operands);
   int64_t k = 0;
   do {
@@ -45,7 +46,7 @@ __attribute__((noinline)) void tile(const Operands& operands, const Epilogue& ep
   finish(sum, epilogue, out, out_stride, columns);
 }
 
-// The tile of a product on a packed weight, with what it fetches on the way.
+// Computes a tile of a product with a packed weight, with its prefetches.
 template <int kRows, class Operands>
 void compute_tile(const GemmArguments& a, const Tile& at, const Operands& operands) {
   const int64_t column = at.panel * kPanel + at.inside;

@@ -1,5 +1,5 @@
-// GEMM of rows in int8 and weights of 4-bit numbers (gemm_int4.h). This file is compiled without
-// contraction, as gemm_int8.cc is.
+// GEMM of rows in int8 with 4-bit weights (gemm_int4.h). This file is compiled without contraction,
+// like gemm_int8.cc.
 #include "cpu/bfloat16.h"
 #include "cpu/gemm_int4.h"
 #include "cpu/gemm_tile.h"
@@ -10,20 +10,20 @@ namespace {
 
 constexpr uint32_t kHalves = 0x0f0f0f0fu;
 
-// What a tile reads: its rows, and its columns of a panel.
+// The operands of a tile: its rows, and its columns of a panel.
 template <class Order>
 struct W4A8Operands {
   const typename Order::Number* x;  // the block of rows
-  const float* row_sums;            // [chains][rows], of their integers
+  const float* row_sums;            // [chains][rows]: sums of their integers
   const float* row_scales;
   const uint32_t* panel;
   int64_t k;
   const uint32_t* ahead;
-  const float *scales, *zeros;  // zeros: null where none differs from 8
+  const float *scales, *zeros;  // zeros: null where all are 8
   int64_t group;
 };
 
-// Of a block's rows the sums of each chain's integers, exact in fp32.
+// Computes the sum of each chain's integers for the rows of a block, exact in fp32.
 template <class Order>
 void sum_chains(float* sums, const typename Order::Number* x, int64_t rows, int64_t k,
                 int64_t chain) {
@@ -39,7 +39,7 @@ void sum_chains(float* sums, const typename Order::Number* x, int64_t rows, int6
   }
 }
 
-// The sums of one chain of a tile. Unrolled, or they would not stay in registers.
+// Computes the sums of one chain of a tile. Unrolled, or they would not stay in registers.
 template <class Kernel, int kRows, Fetch kFetch>
 FUSEWIRE_INLINE void add_up(UnsignedVec (&to)[kRows][2], const typename Kernel::Order::Number*& x,
                             const uint32_t*& panel, const uint32_t*& ahead, int64_t words) {
@@ -66,15 +66,15 @@ FUSEWIRE_INLINE void add_up(UnsignedVec (&to)[kRows][2], const typename Kernel::
   }
 }
 
-// Sums of chains in integers, of unsigned codes: of each, the zero point times the row's sum is too
-// much. Both and their difference stay below 2^24, where fp32 is exact. Not inlined, so that the
-// compiler gives each row count its own register allocation.
+// Computes a tile. The integer sums of a chain are of unsigned codes, so each is too large by the
+// zero point times the row's sum. Both and their difference stay below 2^24, where fp32 is exact.
+// Not inlined, so that the compiler gives each row count its own register allocation.
 template <class Kernel, int kRows, Fetch kFetch>
 __attribute__((noinline)) void compute_rows(const W4A8Operands<typename Kernel::Order>& p,
                                             const Epilogue& epilogue, float* out,
                                             int64_t out_stride, int64_t columns) {
   if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
-  Vec total[kRows][2] = {};  // in memory; touched once in a chain
+  Vec total[kRows][2] = {};  // in memory; accessed once per chain
   UnsignedVec sums[kRows][2];
   const auto* x = p.x;
   const uint32_t *panel = p.panel, *ahead = p.ahead;

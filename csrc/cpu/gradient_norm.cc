@@ -1,5 +1,5 @@
-// The sum of squares of a flat gradient, by blocks whose sums are added in their order: the same
-// bits on any number of threads.
+// The sum of squares of a flat gradient. The sums of its blocks are added in order: the same bits
+// with any number of threads.
 #include "core/kernels.h"
 #include "core/thread_buffer.h"
 #include "core/threads.h"
@@ -15,11 +15,11 @@ typedef double DoubleVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES)));
 
 struct Sum {
   double squares;
-  double broken;  // NaN or infinite
+  double broken;  // number of NaN and infinite elements
 };
 
 Sum sum_of(const float* x, int64_t n) {
-  constexpr int64_t kHalf = kLanes / 2, kChains = 4;  // registers at once: adds wait for each other
+  constexpr int64_t kHalf = kLanes / 2, kChains = 4;  // registers at once, to hide latency
   DoubleVec squares[2 * kChains] = {};
   IntVec broken[kChains] = {};
   int64_t i = 0;

@@ -1,6 +1,6 @@
-// The inner products of int8 GEMM: kRows rows times two registers of columns, sums of 32 bits, to
-// which `add_group` adds the products of a group, of weights in unsigned bytes. Integers wrap
-// around, so sums are exact whatever their order while the result has 32 bits.
+// The inner loops of int8 GEMM, for kRows rows times two registers of columns: `add_group` adds the
+// products of a group, with weights as unsigned bytes, to sums of 32 bits. Integers wrap around, so
+// sums are exact in any order as long as the result fits 32 bits.
 #pragma once
 
 #ifdef __SSE2__
@@ -19,21 +19,23 @@ FUSEWIRE_INLINE UnsignedVec load_bytes(const uint8_t* p) {
   return *reinterpret_cast<const UnalignedUnsignedVec*>(p);
 }
 
-// From memory, which costs no shuffle: of a copy of both pairs of a group GCC makes one load into a
-// general register and broadcasts its halves from there.
+// Broadcasts from memory, which costs no shuffle: if both pairs of a group were copied first, GCC
+// would load them into a general register and broadcast its halves from there.
 FUSEWIRE_INLINE UnsignedVec broadcast_pair(const int16_t* x) {
   typedef uint32_t Pair __attribute__((may_alias, aligned(2)));
   return *reinterpret_cast<const Pair*>(x) - UnsignedVec{};
 }
 
-// On every instruction set: bytes widened to 16 bits, pairs of products added to 32. Products of
-// bytes themselves (`vpmaddubsw`) are added to 16 bits, which do not hold them.
+// For every instruction set: bytes are widened to 16 bits, and pairs of products are added in 32
+// bits. `vpmaddubsw` would multiply the bytes themselves, but adds the products in 16 bits, which
+// cannot hold them.
 struct WidenedKernel {
   using Order = Pairs;
-  // Beside the sums: the panel's even and odd bytes, two broadcasts, a product and the mask.
+  // Registers besides the sums: the panel's even and odd bytes, two broadcasts, a product and the
+  // mask.
   static constexpr int kMaxRows = (kRegisters - 8) / 2;
 
-  // Of each lane, the sum of the products of its two halves.
+  // Returns, for each lane, the sum of the products of its two halves.
   FUSEWIRE_INLINE static UnsignedVec add_products(UnsignedVec a, UnsignedVec b) {
 #if FUSEWIRE_VEC_BYTES == 64
     return reinterpret_cast<UnsignedVec>(
@@ -67,13 +69,13 @@ struct WidenedKernel {
 };
 
 #if FUSEWIRE_VEC_BYTES == 64
-// AVX512-VNNI, whose instruction is written out: this file is compiled without it, for CPUs that
-// have none.
+// AVX512-VNNI. The instruction is inline assembly, because this file is compiled for CPUs without
+// it, too.
 struct VnniKernel {
   using Order = Bytes;
   static constexpr int kMaxRows = (kRegisters - 3) / 2;
 
-  // The sum goes by value: a reference that asm writes to is memory to GCC.
+  // The sum is passed by value: GCC keeps a reference that asm writes to in memory.
   FUSEWIRE_INLINE static UnsignedVec add_products(UnsignedVec sum, UnsignedVec w, const int8_t* x) {
     typedef int32_t FourBytes __attribute__((may_alias));
     asm("vpdpbusd %2%{1to16%}, %1, %0"

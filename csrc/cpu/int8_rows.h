@@ -1,4 +1,4 @@
-// Rows of x, rounded to 8 bits once for a product and laid out as its tiles read them.
+// Rows of x, quantised to 8 bits once per product and laid out as its tiles read them.
 #pragma once
 
 #include "core/thread_buffer.h"
@@ -10,7 +10,7 @@ namespace {
 
 typedef uint32_t UnsignedVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), may_alias));
 
-// How a micro kernel reads the four numbers of a group: as bytes in order, or as two pairs of 16
+// How a micro-kernel reads the four elements of a group: as bytes in order, or as two pairs of 16
 // bits, the even ones first.
 struct Bytes {
   using Number = int8_t;
@@ -28,22 +28,22 @@ struct Pairs {
   }
 };
 
-// The rows in blocks as tiles take them, each [k / 4][rows of the block][4], zeros beyond k.
+// The rows in blocks as tiles read them, each [k / 4][rows of the block][4], zeros beyond k.
 template <class Order>
 struct QuantizedRows {
   using Number = typename Order::Number;
 
   int64_t k;
   Number* numbers;
-  float* scales;     // [m]: 0 of a row of zeros, NaN of a row with an infinity or a NaN
-  uint32_t* starts;  // [m]: of a row's sums (cpu/gemm_int8.h)
-  float* more;       // [m, more_a_row], for what else a product needs of its rows
+  float* scales;     // [m]: 0 for a row of zeros, NaN for a row with an infinity or a NaN
+  uint32_t* starts;  // [m]: initial value of a row's sums (cpu/gemm_int8.h)
+  float* more;       // [m, more_a_row]: what else a product needs of its rows
 
-  // The block that begins with this row.
+  // Returns the block that begins with this row.
   const Number* block(int64_t row) const { return numbers + row * groups_of(k) * kGroup; }
 };
 
-// The numbers of a row that stand at these places.
+// Returns the elements of a row at these indices.
 FUSEWIRE_INLINE Vec load_at(const float* x, const int32_t* places) {
   Vec v;
 #pragma GCC unroll 16
@@ -51,8 +51,8 @@ FUSEWIRE_INLINE Vec load_at(const float* x, const int32_t* places) {
   return v;
 }
 
-// One row of a block of `rows`: groups lie rows * kGroup numbers apart. With `order`, of whole
-// vectors, number i is x[order[i]].
+// Quantises one row of a block of `rows` rows: groups are rows * kGroup elements apart. With
+// `order`, element i is x[order[i]], and k must be a multiple of kLanes.
 template <class Order>
 FUSEWIRE_INLINE void quantize_row(typename Order::Number* to, int64_t rows, float* scale,
                                   uint32_t* start, const float* x, int64_t k,
@@ -75,7 +75,7 @@ FUSEWIRE_INLINE void quantize_row(typename Order::Number* to, int64_t rows, floa
   *scale = scale_of(largest_bits);
   const Vec inverse = broadcast(*scale > 0.0f ? kLargestInt8 / magnitude : 0.0f);
 
-  // Adding kRoundToInteger leaves the integer in the low bits: their byte is its two's complement.
+  // Adding kRoundToInteger leaves the integer in the low bits; their byte is its two's complement.
   UnsignedVec sum = {};
   const auto write = [&](Vec v, int64_t i, int64_t present) {
     const Vec shifted = v * inverse + kRoundToInteger;
@@ -102,7 +102,7 @@ FUSEWIRE_INLINE void quantize_row(typename Order::Number* to, int64_t rows, floa
   *start = 0u - 128u * total;
 }
 
-// In scratch of the calling thread, of tiles of at most kMost rows.
+// Quantises x into scratch memory of the calling thread, for tiles of at most kMost rows.
 template <class Order, int kMost>
 QuantizedRows<Order> quantized(const GemmArguments& a, int64_t more_a_row = 0) {
   using Number = typename Order::Number;

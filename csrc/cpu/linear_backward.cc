@@ -1,7 +1,7 @@
 // The gradient of a weight, dw[out, in] = dy^T . x: the product of gemm.cc with the rows of the
-// batch as its k. Both operands lie the other way round in memory, so both are packed: x once, into
-// panels, and of dy each task the columns that are its rows, which then stay in L2. A number of dw
-// is one sum in the order of the rows, whatever the number of threads.
+// batch as its k. Both operands are transposed in memory, so both are packed: x once, into panels;
+// of dy, each task packs the columns that are its rows, which then stay in L2. An element of dw is
+// one sum in the order of the rows, whatever the number of threads.
 #include "core/thread_buffer.h"
 #include "core/training_kernels.h"
 #include "cpu/gemm_tile.h"
@@ -9,13 +9,13 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// A task has some rows of dw, and packs for them so many columns of dy.
+// Most rows of dw per task, which packs as many columns of dy.
 constexpr int64_t kTaskRows = 56;
-// Rows of the batch that are packed at a time: bounds the scratch memory.
+// Most rows of the batch that are packed at a time, which bounds the scratch memory.
 constexpr int64_t kMostRows = 4096;
 
-// Columns of dy in blocks as the tiles take them, each [rows][columns of the block]. A run of rows
-// at a time, so that a line that two blocks share is fetched once.
+// Packs columns of dy in blocks as the tiles read them, each [rows][columns of the block]; a run of
+// rows at a time, so that a cache line that two blocks share is fetched once.
 void pack_blocks(float* packed, const float* dy, int64_t dy_stride, int64_t rows, int64_t columns) {
   constexpr int64_t kRun = 32;
   for (int64_t first = 0; first < rows; first += kRun) {
@@ -37,7 +37,7 @@ void add_rows(const WeightGradientArguments& a, int64_t first, int64_t rows, boo
   const int64_t row_tasks = (a.out_features + kTaskRows - 1) / kTaskRows;
   const int64_t tasks_for_an_even_finish = 4 * num_threads();
   int64_t column_tasks = (tasks_for_an_even_finish + row_tasks - 1) / row_tasks;
-  constexpr int64_t kFewestPanels = 8;  // of a task, or packing dy tells
+  constexpr int64_t kFewestPanels = 8;  // per task: fewer do not amortise packing dy
   if (column_tasks > panels / kFewestPanels) column_tasks = panels / kFewestPanels;
   if (column_tasks < 1) column_tasks = 1;
 
@@ -64,7 +64,7 @@ void add_rows(const WeightGradientArguments& a, int64_t first, int64_t rows, boo
         int64_t fetched_by = 0;
         for_row_blocks(task_rows, [&](auto count, int64_t from) {
           constexpr int kRows = decltype(count)::value;
-          // The next panel comes in by the first four blocks, as in gemm.cc.
+          // The first four blocks prefetch the next panel, as in gemm_tasks.h.
           const float* ahead = task_rows > 3 * kMaxRows && fetched_by < 4
                                    ? next + fetched_by * rows * fetched(Fetch::kNextPanelSlowly)
                                    : here;
@@ -86,7 +86,7 @@ void add_rows(const WeightGradientArguments& a, int64_t first, int64_t rows, boo
 
 void linear_backward_weight(const WeightGradientArguments& a, const Stream&) {
   int64_t first = 0;
-  do {  // once without rows too: the gradient is zero then
+  do {  // at least once: without rows the gradient is zero
     const int64_t rows = a.rows - first < kMostRows ? a.rows - first : kMostRows;
     add_rows(a, first, rows, a.accumulate || first > 0);
     first += rows;

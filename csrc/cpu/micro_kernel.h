@@ -1,7 +1,7 @@
 // The inner product of GEMM and of attention: a few rows times two registers of columns.
 //
-// `rows` x 2 sums stay in registers while k is walked once, so an output element is one chain of
-// fused multiply-adds in the order of k. The panel is read in whole registers, x as broadcasts.
+// `rows` x 2 sums stay in registers during one pass over k, so an output element is one chain of
+// fused multiply-adds in the order of k. The panel is loaded in whole registers, x by broadcasts.
 #pragma once
 
 #include "cpu/vec.h"
@@ -9,7 +9,7 @@
 namespace fusewire::FUSEWIRE_TARGET {
 
 constexpr int kRegisters = FUSEWIRE_VEC_BYTES == 64 ? 32 : 16;
-constexpr int kMaxRows = (kRegisters - 3) / 2;  // beside the sums: two of the panel, one broadcast
+constexpr int kMaxRows = (kRegisters - 3) / 2;  // besides the sums: two of the panel, one broadcast
 constexpr int kColumns = 2 * kLanes;
 
 struct Product {
@@ -19,7 +19,7 @@ struct Product {
   int64_t panel_stride, k;
   const float* ahead = nullptr;  // with kNextPanel and kNextPanelSlowly
 
-  // `count` of its k from `first` on; `ahead` moves by `fetched` floats with each.
+  // Returns `count` steps of k from `first` on; `ahead` moves by `fetched` floats per step.
   Product part(int64_t first, int64_t count, int64_t fetched) const {
     return {x + first * x_step,           x_stride,     x_step,
             panel + first * panel_stride, panel_stride, count,
@@ -27,13 +27,14 @@ struct Product {
   }
 };
 
-// What is fetched from memory on the way: nothing; a line of another panel for each k, or for each
+// What is prefetched meanwhile: nothing; a cache line of another panel for each k, or for each
 // second k, into L2; or this panel's own columns kStreamSteps further on, into L1, for a panel that
 // is read only once.
 enum class Fetch { kNothing, kNextPanel, kNextPanelSlowly, kStream };
 constexpr int64_t kStreamSteps = 32;
 
-// At each step of a kernel; `left` counts them down, and `w` is its row of the panel.
+// Prefetches at one step of a kernel; `left` counts the steps down, and `w` is the step's row of
+// the panel.
 template <Fetch kFetch, class Word>
 FUSEWIRE_INLINE void fetch_on_the_way(const Word*& ahead, const Word* w, int64_t w_stride,
                                       int64_t left) {

@@ -1,5 +1,5 @@
 // LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), which may add a residual to its
-// result. Row r is read once; the second pass finds it in L1.
+// result. Each row is read from memory once; the second pass finds it in L1.
 #include <cmath>
 
 #include "core/kernels.h"
@@ -32,7 +32,7 @@ void layer_norm_rows(const NormArguments& a, int64_t first) {
 
 template <int kRows, bool kResidual>
 void rms_norm_rows(const NormArguments& a, int64_t first) {
-  constexpr int64_t kBlockColumns = 64 * kLanes;  // summed on their own: wide rows keep precision
+  constexpr int64_t kBlockColumns = 64 * kLanes;  // summed separately: wide rows keep precision
   const float* x = static_cast<const float*>(a.x) + first * a.x_stride;
   const float* weight = static_cast<const float*>(a.weight);
   float* out = static_cast<float*>(a.out) + first * a.out_stride;
@@ -63,7 +63,7 @@ void rms_norm_rows(const NormArguments& a, int64_t first) {
   }
 }
 
-// Rows in fours, then one by one: a row's own arithmetic is the same either way.
+// Processes rows in fours, then one by one: the arithmetic of a row is the same either way.
 template <class Four, class One>
 void for_rows(int64_t rows, int64_t cols, Four&& four, One&& one) {
   parallel_for(rows, grain_rows(cols), [&](int64_t begin, int64_t end, int) {

@@ -2,8 +2,8 @@
 // weight: dx = (g - mean(g) - n * mean(g * n)) / sqrt(variance + eps), dweight = sum of dy * n,
 // dbias = sum of dy (Ba et al. 2016). RMSNorm has no mean, neither of x nor of g.
 //
-// Mean and deviation are computed again from x: a row is in L1 for three passes. Rows go in fours,
-// whose chains are independent and which touch the sums of a block once.
+// Mean and deviation are recomputed from x: a row is in L1 for three passes. Rows are processed in
+// fours: their chains are independent, and they access the sums of a block once.
 #include <cmath>
 
 #include "core/training_kernels.h"
@@ -14,9 +14,9 @@ namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
 constexpr int kRowsTogether = 4;
-constexpr int64_t kBlockColumns = 64 * kLanes;  // summed on their own: wide rows keep precision
+constexpr int64_t kBlockColumns = 64 * kLanes;  // summed separately: wide rows keep precision
 
-// Columns block by block: body(column, count), then end() of each block.
+// Calls body(column, count) for the columns of each block, then end().
 template <class Body, class End>
 FUSEWIRE_INLINE void for_column_blocks(int64_t cols, Body&& body, End&& end) {
   for (int64_t block = 0; block < cols; block += kBlockColumns) {
@@ -67,8 +67,8 @@ FUSEWIRE_INLINE void statistics(const NormBackwardArguments& a, const float* x,
   }
 }
 
-// dx of rows first to first + kRows; what they add to dweight and dbias goes to the sums of the
-// block, which has `begun` where there is something in them.
+// Computes dx of kRows rows from `first` on. Their contributions to dweight and dbias are added to
+// the sums of the block if it has `begun`, and overwrite them otherwise.
 template <int kRows, bool kCentred>
 void norm_backward_rows(const NormBackwardArguments& a, int64_t first, float* dweight, float* dbias,
                         bool begun) {

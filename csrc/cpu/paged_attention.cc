@@ -1,7 +1,7 @@
-// Attention of new tokens over their sequences' pages: a few queries go part by part of the context
-// (cpu/paged_few.h), a prompt's in blocks (cpu/paged_block.h), and so do those of beams that read
-// one source. Both add in one order (cpu/paged_order.h), so the answer depends neither on the batch
-// nor on how a prompt was cut.
+// Attention of new tokens over the pages of their sequences. A few queries are computed in parts of
+// the context (cpu/paged_few.h); those of a prompt, and of beams that read one source, in blocks
+// (cpu/paged_block.h). Both add in the same order (cpu/paged_order.h), so the result depends
+// neither on the batch nor on how a prompt was chunked.
 #include <cstring>
 #include <new>
 
@@ -14,23 +14,23 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kFewRows = 8;  // above, blocks of kColumns queries cost less
+constexpr int64_t kFewRows = 8;  // with more, blocks of kColumns queries are faster
 
-// Of one sequence, or of several next to one another that read the same keys.
+// A sequence, or several adjacent ones that read the same keys.
 struct Task {
   CachedSequence cached;
-  int64_t first, last;  // keys that any of its queries sees, from first_key on
+  int64_t first, last;  // keys that any of its queries attends to, from first_key on
   bool few;
-  int64_t rows, pieces;  // of each kv head: queries, and parts or blocks
-  int64_t begin;         // of its units among all
-  float* parts;          // where its partial results begin, more than one part
+  int64_t rows, pieces;  // per kv head: queries, and parts or blocks
+  int64_t begin;         // index of its first unit
+  float* parts;          // its partial results, if it has more than one part
 };
 
 int64_t padded(int64_t dim) {
   return (dim + kLanes - 1) / kLanes * kLanes;
 }
 
-// q of a block's queries, row by row and scaled, with zeros up to `stride`.
+// Writes q of a block's queries, row by row and scaled, with zeros up to `stride`.
 void read_queries(const AttentionArguments& a, const Task& task, int64_t kv_head, int64_t first_row,
                   int64_t rows, int64_t stride, float* to) {
   const int64_t group = a.heads / a.kv_heads;
@@ -50,7 +50,7 @@ float* output_row(const AttentionArguments& a, const Task& task, int64_t kv_head
          (kv_head * group + row % group) * a.head_dim;
 }
 
-// Null where it is not wanted.
+// Returns null if log_sum_exp is not computed.
 float* log_sum_exp_at(const AttentionArguments& a, const Task& task, int64_t kv_head, int64_t row) {
   if (!a.log_sum_exp) return nullptr;
   const int64_t group = a.heads / a.kv_heads;
@@ -167,8 +167,8 @@ __attribute__((noinline)) void attend_block(const AttentionArguments& a, const T
   }
 }
 
-// Where the sequences end that read the same keys as `first`, all of them whatever the query's
-// position: the beams of a request and its source (cross attention), which is read once for all.
+// Returns the end of the sequences that read the same keys as `first`, if every query attends to
+// all of them: the beams of a request and its source (cross-attention), which is read once for all.
 int64_t end_of_shared(const AttentionArguments& a, int64_t first) {
   int64_t end = first + 1;
   if (!a.mask.full() || a.bias) return end;
@@ -197,13 +197,13 @@ Task task_of(const AttentionArguments& a, int64_t first, int64_t end) {
   return task;
 }
 
-// Floats of the partial results of a kv head; 0 where there is nothing to merge.
+// Returns the floats of the partial results of a kv head; 0 if there is nothing to join.
 int64_t part_floats(const AttentionArguments& a, const Task& task) {
   if (!task.few || task.pieces == 1) return 0;
   return task.pieces * task.rows * partial_stride(padded(a.head_dim));
 }
 
-// The sequence that a unit belongs to: the last one that begins at or before it.
+// Returns the task that a unit belongs to: the last one that begins at or before it.
 const Task& task_at(const Task* tasks, int64_t count, int64_t unit) {
   int64_t low = 0, high = count;
   while (high - low > 1) {
@@ -252,7 +252,7 @@ void paged_attention(const AttentionArguments& a, const Stream&) {
   });
 }
 
-// Here a kernel costs nothing to start.
+// On the CPU a kernel costs nothing to launch, so nothing is fused.
 bool cached_attention(const AttentionArguments&, const RotaryArguments*, const Stream&) {
   return false;
 }

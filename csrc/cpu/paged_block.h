@@ -1,6 +1,6 @@
-// A block of kColumns queries of one kv head against its cache: prompts, which are bound by
-// arithmetic. Queries lie along the lanes as in cpu/attention_tile.h, and the keys and values of a
-// tile are first copied from their pages; what is summed in which order cpu/paged_order.h says.
+// A block of kColumns queries of one kv head over its cache, for prompts, which are bound by
+// arithmetic. Queries are along the lanes as in cpu/attention_tile.h, and the keys and values of a
+// tile are first copied from their pages. cpu/paged_order.h defines the order of the sums.
 #pragma once
 
 #include "cpu/paged_cache.h"
@@ -8,7 +8,7 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-// A chain and what is summed of the chains before it stay in registers together.
+// A chain and the sum of the chains before it stay in registers together.
 constexpr int kScoreRows = (kRegisters - 3) / 4;
 
 template <int kRows>
@@ -46,7 +46,8 @@ inline void score_by_lane(const float* keys, const float* query, int64_t count, 
   });
 }
 
-// reduce_add of what each lane of a register of keys would have summed, for kLanes queries at once.
+// Returns the sum over keys for kLanes queries at once, in the order of registers of keys and
+// reduce_add.
 FUSEWIRE_INLINE Vec sum_by_lane(const float* column, int64_t count) {
   Vec lanes[kLanes];
   for (int64_t lane = 0; lane < kLanes; ++lane) {
@@ -59,13 +60,13 @@ FUSEWIRE_INLINE Vec sum_by_lane(const float* column, int64_t count) {
   return lanes[0];
 }
 
-// The sums of one part: out^T [dim][kColumns] of values, and of each query maximum and sum.
+// The sums of one part: out^T [dim][kColumns] of values, and the maximum and sum of each query.
 struct PartSums {
   float* out;
   Vec highest[2] = {broadcast(kMasked), broadcast(kMasked)};
   Vec total[2] = {};
 
-  // Scores of a tile become their exponentials, and its values are added.
+  // Replaces the scores of a tile by their exponentials, and adds its values.
   void add(float* scores, const float* values, int64_t count, int64_t dim) {
     Vec correction[2];
     for (int half = 0; half < 2; ++half) {
@@ -82,7 +83,7 @@ struct PartSums {
     add_values(values, dim, scores, count, correction, out, dim);
   }
 
-  // `next` comes behind.
+  // Adds the sums of the next part.
   void join(const PartSums& next, int64_t dim) {
     for (int half = 0; half < 2; ++half) {
       const Join joined(highest[half], next.highest[half]);

@@ -1,4 +1,4 @@
-// Keys and values of new tokens into their pages, and pages copied.
+// Stores the keys and values of new tokens in their pages, and copies pages.
 #include "cpu/paged_cache.h"
 
 #include <cstring>

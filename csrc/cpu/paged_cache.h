@@ -1,4 +1,5 @@
-// One sequence of a paged batch: how many tokens, and where each position's row lies in its pages.
+// One sequence of a paged batch: its number of tokens, and where each position's row is in its
+// pages.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct CachedSequence {
         page_stride(kv_heads * head_stride),
         pages(batch.block_table() + sequence * batch.table_width()) {}
 
-  // Offset in keys, and in values, of the row of a position in a kv head.
+  // Returns the offset in keys, and in values, of the row of a position in a kv head.
   FUSEWIRE_INLINE int64_t row(int64_t head, int64_t position) const {
     return pages[position >> page_shift] * page_stride + head * head_stride +
            (position & page_mask) * head_dim;

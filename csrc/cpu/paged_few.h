@@ -1,6 +1,6 @@
-// A few queries of one kv head against a part of its cache: decoding, which is bound by reading
-// keys and values. A key's row is read whole, in registers along head_dim; what is to come is
-// fetched meanwhile. The order of the sums is that of cpu/paged_order.h.
+// A few queries of one kv head over a part of its cache, for decoding, which is bound by reading
+// keys and values. A key's row is read whole, in registers along head_dim, while later rows are
+// prefetched. The order of the sums is that of cpu/paged_order.h.
 #pragma once
 
 #include "cpu/columns.h"
@@ -9,21 +9,22 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-// The queries of a sequence's new tokens, token by token the heads of one kv head.
+// The queries of a sequence's new tokens: for each token, the heads that share one kv head.
 struct FewQueries {
   int64_t kv_head, group, rows;  // rows = tokens * group
   const float* query;            // [rows][padded_dim], scaled
-  int64_t padded_dim;            // whole registers
+  int64_t padded_dim;            // head_dim in whole registers
 };
 
-// Partial results [rows][padded_dim + 2]: the sum of values, then the maximum and the sum.
+// Returns the row stride of partial results [rows][padded_dim + 2]: the sum of values, then the
+// maximum and the sum of exponentials.
 inline int64_t partial_stride(int64_t padded_dim) {
   return padded_dim + 2;
 }
 
-// kLanes scores: q . k of the keys at offset[0 .. kLanes). With kFetch the values of these keys and
-// the keys kPagedTile further on come into L2 meanwhile: pages lie anywhere, where no hardware
-// prefetcher follows.
+// Returns kLanes scores: q . k of the keys at offset[0 .. kLanes). With kFetch, prefetches the
+// values of these keys and the keys kPagedTile further on into L2: pages are scattered, so no
+// hardware prefetcher follows.
 template <bool kFetch>
 FUSEWIRE_INLINE Vec dot_keys(const float* q, const float* keys, const float* values,
                              const int64_t* offset, int64_t dim) {
@@ -56,7 +57,7 @@ FUSEWIRE_INLINE Vec dot_keys(const float* q, const float* keys, const float* val
 }
 
 // out [kRows][kVecs registers] = out * correction + p . v, over `keys` keys. With kTail only the
-// first `tail` numbers of the register are in v's row.
+// first `tail` elements of the register are in a row of v.
 template <int kRows, int kVecs, bool kTail = false>
 FUSEWIRE_INLINE void weigh_values(const float* v, const int64_t* offset, const float* p,
                                   int64_t keys, const float* correction, float* out, int64_t stride,
@@ -99,15 +100,15 @@ void weigh_rows(const float* v, const int64_t* offset, const float* p, int64_t k
   }
 }
 
-// One part of the context, positions [first, last) within one split; first is where a register of
-// keys begins.
+// Computes one part of the context, positions [first, last) within one split; a register of keys
+// begins at `first`.
 __attribute__((noinline)) inline void attend_part(const AttentionArguments& a,
                                                   const CachedSequence& cached, const FewQueries& q,
                                                   int64_t first, int64_t last, float* partial) {
   const int64_t dim = a.head_dim, stride = partial_stride(q.padded_dim), keys = last - first;
   const float* k = static_cast<const float*>(a.key_cache);
   const float* v = static_cast<const float*>(a.value_cache);
-  int64_t offset[kSplitKeys + kPagedTile + kLanes];  // beyond the last key: that one again
+  int64_t offset[kSplitKeys + kPagedTile + kLanes];  // the last one is repeated
   for (int64_t j = 0; j < keys; ++j) offset[j] = cached.row(q.kv_head, first + j);
   for (int64_t j = keys; j < keys + kPagedTile + kLanes; ++j) offset[j] = offset[keys - 1];
 
@@ -169,8 +170,8 @@ __attribute__((noinline)) inline void attend_part(const AttentionArguments& a,
   }
 }
 
-// out [dim] of one query from the partial results of its parts, `step` floats from one to the next,
-// and its log_sum_exp, which may be null.
+// Writes out [dim] of one query from the partial results of its parts, which are `step` floats
+// apart, and its log_sum_exp unless that is null.
 inline void join_parts(const float* parts, int64_t count, int64_t step, int64_t padded_dim,
                        int64_t dim, float* out, float* log_sum_exp) {
   for_columns(dim, [&](int64_t d, int64_t columns) {

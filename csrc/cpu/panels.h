@@ -1,5 +1,5 @@
-// The second operand of a product, packed: panels of 32 columns of the result, [n / 32][k][32], the
-// same for every instruction set. Columns beyond n are zero.
+// The second operand of a product, packed in panels of 32 columns of the result, [n / 32][k][32],
+// the same for every instruction set. Columns beyond n are zero.
 #pragma once
 
 #include "core/threads.h"
@@ -13,7 +13,7 @@ inline int64_t panels_of(int64_t n) {
   return (n + kPanel - 1) / kPanel;
 }
 
-// From [n, k]: a panel is a transposed strip of rows.
+// Packs from [n, k]: a panel is a transposed strip of rows.
 constexpr int64_t kAhead = 64;  // floats
 inline void pack_rows(float* packed, const float* from, int64_t n, int64_t k) {
   parallel_for(panels_of(n), 1, [&](int64_t panel, int64_t, int) {
@@ -21,7 +21,7 @@ inline void pack_rows(float* packed, const float* from, int64_t n, int64_t k) {
     for (int64_t i = 0; i < k; i += kLanes) {
       for (int64_t j = 0; j < kPanel; j += kLanes) {
         const int64_t row = panel * kPanel + j;
-        // More rows than the hardware follows.
+        // These are more rows than the hardware prefetcher follows.
         for (int64_t r = row; r < row + kLanes && r < n; ++r) {
           __builtin_prefetch(from + r * k + i + kAhead, 0, 3);
         }
@@ -32,8 +32,8 @@ inline void pack_rows(float* packed, const float* from, int64_t n, int64_t k) {
   });
 }
 
-// From [k, n], rows `stride` apart: a panel is a strip of columns. Some rows at a time, so that
-// both sides are walked in runs.
+// Packs from [k, n], rows `stride` apart: a panel is a strip of columns. Several rows are packed at
+// a time, so that both sides are accessed in runs.
 inline void pack_columns(float* packed, const float* from, int64_t stride, int64_t n, int64_t k) {
   constexpr int64_t kRun = 16;
   parallel_for(k, kRun, [&](int64_t begin, int64_t end, int) {

@@ -1,5 +1,5 @@
 // Images cut into patches. A task is one row of patches of an image: its rows of pixels are read
-// once, for the patches and for the largest number of the image.
+// once, for the patches and for the largest magnitude of the image.
 #include "core/error.h"
 #include "core/kernels.h"
 #include "core/threads.h"
@@ -8,7 +8,7 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// The bits of |x|: they are ordered as the numbers are, with NaN above all.
+// Returns the bits of |x|, which are ordered as the values are, with NaN above all.
 FUSEWIRE_INLINE IntVec magnitude_bits(Vec x) {
   return reinterpret_cast<const IntVec&>(x) & 0x7FFFFFFF;
 }
@@ -23,8 +23,8 @@ void zero(float* row, int64_t count) {
   for (int64_t c = 0; c < count; ++c) row[c] = 0.0f;
 }
 
-// Patches of row `down` of the image's grid, to rows from `out` on. The last row of patches has
-// the pixels below it too. The largest of the bits.
+// Writes the patches of row `down` of the image's grid to rows from `out` on. Returns the bits of
+// the largest magnitude of its pixels; the last row of patches counts the pixels below it, too.
 int32_t cut_row(const PatchArguments& a, const PackedImage& image, int64_t down, float* out) {
   const int64_t across = image.width / a.size, first = down * a.size;
   const bool last = down + 1 == image.height / a.size;
@@ -53,7 +53,7 @@ int32_t cut_row(const PatchArguments& a, const PackedImage& image, int64_t down,
   return largest_lane(top);
 }
 
-// One that is smaller than a patch has no rows of patches; its pixels count all the same.
+// Returns the bits of the largest magnitude of an image smaller than a patch, which has no patches.
 int32_t largest_of(const PatchArguments& a, const PackedImage& image) {
   IntVec top = {};
   for_columns(a.channels * image.height * image.width, [&](int64_t x, int64_t count) {

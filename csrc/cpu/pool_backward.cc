@@ -1,4 +1,5 @@
-// The gradient of pooling: what each token of a sequence gets of the one vector's.
+// The gradient of pooling: the share of each token of a sequence in the gradient of the pooled
+// vector.
 #include "core/threads.h"
 #include "core/training_kernels.h"
 #include "cpu/columns.h"
@@ -6,8 +7,8 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// The token of the largest number in each column, the first of equals, gets the gradient; the rows
-// of dx hold nothing yet. NaN counts as the largest, so that it is not lost.
+// Writes the gradient of each column to the token with the largest element, the first of equals,
+// and zeros to the others. NaN counts as the largest, so that it is not lost.
 void of_largest(float* dx, int64_t dx_stride, const float* dy, const float* x, int64_t x_stride,
                 int64_t tokens, int64_t hidden) {
   for_columns(hidden, [&](int64_t c, int64_t count) {

@@ -1,6 +1,6 @@
-// Sums over rows in two stages: of blocks of rows first, each by one thread in an order of its own
-// making, then of the blocks' sums. How rows are cut depends on their number alone, so the bits of
-// a sum do not depend on the number of threads.
+// Sums over rows in two stages: first of blocks of rows, each by one thread in its own order, then
+// of the blocks' sums. The blocks depend on the number of rows alone, so the bits of a sum do not
+// depend on the number of threads.
 #pragma once
 
 #include "core/thread_buffer.h"
@@ -9,16 +9,16 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-// Rows of a block: few blocks, as each leaves a row of sums, but more than there are threads, and
-// no chain of additions that loses digits.
+// Returns the rows per block: few blocks, as each leaves a row of sums, but more than there are
+// threads, and no chain of additions so long that it loses digits.
 inline int64_t rows_of_a_block(int64_t rows) {
   constexpr int64_t kBlocks = 32, kFewest = 8, kMost = 128;
   const int64_t even = (rows + kBlocks - 1) / kBlocks;
   return even < kFewest ? kFewest : even > kMost ? kMost : even;
 }
 
-// Calls block(sums, first, last) for every block of rows, which writes sums[0 .. width), and at the
-// end finish(total) with the sum of these.
+// Calls block(sums, first, last) for every block of rows, which writes sums[0 .. width), and
+// finally finish(total) with the sum of these.
 template <class Block, class Finish>
 void sum_row_blocks(int64_t rows, int64_t width, Block&& block, Finish&& finish) {
   const int64_t size = rows_of_a_block(rows);

@@ -1,4 +1,4 @@
-// Work on whole rows after the layers: pooling, softmax, L2 norm, top-k, row selection.
+// Operations on whole rows after the layers: pooling, softmax, L2 norm, top-k, row selection.
 #include <cmath>
 
 #include "core/error.h"
@@ -9,7 +9,7 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-// fold(accumulator, vector) over a row, with `fill` in the lanes beyond its end.
+// Returns fold(accumulator, vector) over a row, with `fill` in the lanes beyond its end.
 template <class Fold>
 FUSEWIRE_INLINE Vec fold_row(const float* row, int64_t cols, Vec start, float fill, Fold&& fold) {
   Vec a = start;
@@ -19,8 +19,8 @@ FUSEWIRE_INLINE Vec fold_row(const float* row, int64_t cols, Vec start, float fi
   return a;
 }
 
-// Sum of map(vector) over a row. Blocks are summed on their own: a vocabulary-wide row would lose
-// digits in one long chain.
+// Returns the sum of map(vector) over a row. Blocks are summed separately: one long chain over a
+// vocabulary would lose digits.
 template <class Map>
 FUSEWIRE_INLINE float sum_row(const float* row, int64_t cols, Map&& map, float fill = 0.0f) {
   constexpr int64_t kBlock = 64 * kLanes;
@@ -49,7 +49,8 @@ void for_each_row(void* out, int64_t out_stride, const void* x, int64_t x_stride
 
 }  // namespace
 
-// Neighbouring rows must not fall into the same set of the L1 cache: an odd number of lines.
+// An odd number of cache lines, so that adjacent rows do not fall into the same set of the L1
+// cache.
 int64_t row_stride(int64_t cols) {
   constexpr int64_t kLine = 64 / sizeof(float);
   return ((cols + kLine - 1) / kLine | 1) * kLine;
@@ -113,7 +114,8 @@ void l2_normalize(void* out, int64_t out_stride, const void* x, int64_t x_stride
   });
 }
 
-// Keeps the k best so far in order; most elements lose against the last of them at once.
+// Keeps the k best so far in order; most elements are rejected by one comparison with the last of
+// them.
 void top_k(void* values, int64_t* indices, const void* x, int64_t x_stride, int64_t rows,
            int64_t cols, int64_t k, const Stream&) {
   for_each_row(values, k, x, x_stride, rows, [&](float* best, const float* from) {

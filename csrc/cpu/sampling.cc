@@ -1,4 +1,4 @@
-// What stands between logits and tokens: penalties, biases, the draw, log-sum-exp, ranks.
+// Operations between logits and tokens: penalties, biases, sampling, log-sum-exp, ranks.
 #include <cmath>
 
 #include "core/error.h"
@@ -64,7 +64,7 @@ void log_sum_exp(float* out, const void* x, int64_t x_stride, int64_t rows, int6
         return exp(load_lanes(row + c, lanes, -INFINITY) - range.most);
       });
       out[r] = range.most + std::log(sum);
-    } else {  // NaN, or as one infinite element decides
+    } else {  // NaN, or decided by an infinite element
       float sum = 0.0f;
       for (int64_t c = 0; c < cols; ++c) sum += std::exp(row[c]);
       out[r] = std::log(sum);

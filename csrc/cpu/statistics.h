@@ -1,8 +1,8 @@
 // Mean and variance of rows in one pass over memory, several rows reduced together.
 //
-// A block of a row is held in registers, its lane-wise mean and squared deviations are taken from
-// there and merged into the running ones (Chan, Golub & LeVeque 1983), so a large mean costs no
-// precision, unlike E[x^2] - E[x]^2. Rows are independent chains: interleaving them hides the
+// A block of a row is held in registers; its lane-wise mean and squared deviations are computed
+// from there and merged into the running ones (Chan, Golub & LeVeque 1983), so a large mean costs
+// no precision, unlike E[x^2] - E[x]^2. Rows are independent chains: interleaving them hides the
 // latency of each (batch reduction, TurboTransformers, Fang et al. 2021, section 4.1).
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-constexpr int kBlock = 4;  // registers of a row in one step
+constexpr int kBlock = 4;  // registers of a row per step
 
 template <int n>
 struct Registers {
@@ -24,7 +24,9 @@ struct Moments {
   float squares;  // sum of squared deviations from the mean
 };
 
-// body reads: element(row, column) -> Vec of the columns from `column` on.
+// Computes the moments of kRows rows of `cols` columns. read(row, column) returns the Vec of the
+// columns from `column` on, read_tail(row, column, count) that of the last `count` < kLanes
+// columns.
 template <int kRows, class Read, class ReadTail>
 FUSEWIRE_INLINE void moments(int64_t cols, Read&& read, ReadTail&& read_tail,
                              Moments (&result)[kRows]) {
@@ -76,7 +78,7 @@ FUSEWIRE_INLINE void moments(int64_t cols, Read&& read, ReadTail&& read_tail,
   }
 }
 
-// (from - mean) / sqrt(variance + eps) * weight [+ bias]
+// out = (from - mean) / sqrt(variance + eps) * weight [+ bias]
 FUSEWIRE_INLINE void scale_row(float* out, const float* from, Moments m, const float* weight,
                                const float* bias, int64_t cols, float eps) {
   const float scale = 1.0f / std::sqrt(m.squares / static_cast<float>(cols) + eps);

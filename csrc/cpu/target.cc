@@ -50,7 +50,7 @@ constexpr Target kTarget = {FUSEWIRE_TEXT(FUSEWIRE_TARGET),
                             &kFloat32,
                             &kTraining};
 
-// CPUs with more instructions for matrix products: targets of their own, which share all other
+// CPUs with more instructions for matrix products have targets of their own, which share all other
 // kernels.
 #if FUSEWIRE_VEC_BYTES == 64
 constexpr Kernels with_products(const char* (*target_name)(),
@@ -74,7 +74,7 @@ struct Variant {
   const Kernels& kernels;
   bool (*usable)();
 };
-// Slowest first. Every CPU with BF16 has VNNI, which is asked for all the same.
+// Slowest first. Every CPU with BF16 has VNNI; it is checked all the same.
 constexpr Variant kVariants[] = {
     {kVnni, cpu_has_avx512_vnni},
     {kBf16, [] { return cpu_has_avx512_vnni() && cpu_has_avx512_bf16(); }},

@@ -1,7 +1,7 @@
 // Sums over long rows, and the threshold that a mass of a row's elements reaches (core/bracket.h).
 //
-// Three passes over the row leave about 1/512 of the elements in the bracket; these are copied out,
-// and the rest of the search touches them alone.
+// Three passes over the row leave about 1/512 of the elements in the bracket. These are copied, and
+// the rest of the search reads only them.
 #pragma once
 
 #include "core/bracket.h"
@@ -9,14 +9,15 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-// Elements that are summed in one chain: a vocabulary-wide row would lose digits in a longer one.
+// Elements that are summed in one chain: a longer one over a vocabulary would lose digits.
 constexpr int64_t kChunk = 64 * kLanes;
 
 FUSEWIRE_INLINE int64_t least_of(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-// body(column, lanes) for each register of [begin, end); lanes < kLanes in the last one.
+// Calls body(column, lanes) for each register of [begin, end); lanes < kLanes in a partial last
+// one.
 template <class Body>
 FUSEWIRE_INLINE void for_registers(int64_t begin, int64_t end, Body&& body) {
   int64_t c = begin;
@@ -31,8 +32,8 @@ FUSEWIRE_INLINE void store_lanes(float* p, Vec v, int64_t lanes) {
   lanes == kLanes ? store(p, v) : store_first(p, v, lanes);
 }
 
-// masses[j]: of the elements that are at least pivots[j]. weights null: each counts as one, which
-// is exact up to 2^24 a lane.
+// masses[j] = the mass of the elements >= pivots[j]. Unless kWeighted, each counts as one, which is
+// exact up to 2^24 per lane.
 template <bool kWeighted>
 void masses_above(const float* x, const float* weights, int64_t n, const float (&pivots)[kPivots],
                   float (&masses)[kPivots]) {
@@ -53,8 +54,9 @@ void masses_above(const float* x, const float* weights, int64_t n, const float (
   for (int j = 0; j < kPivots; ++j) masses[j] = reduce_add(total[j]);
 }
 
-// Copies the elements with low <= x < high, in order, with their weights or indices; returns how
-// many. Most blocks have none, which their maximum tells. Without `second` these are the columns.
+// Copies the elements with low <= x < high, in order, with their weights or indices, and returns
+// their number. Without `second` the indices are the columns. Most blocks have no such element,
+// which their maximum tells.
 template <class Second>
 int64_t collect(const float* x, const Second* second, int64_t n, float low, float high, float* to,
                 Second* second_to) {
@@ -69,7 +71,7 @@ int64_t collect(const float* x, const Second* second, int64_t n, float low, floa
       largest = max(largest, v < end ? v : none);
     });
     if (reduce_max(largest) < low) continue;
-    int32_t inside[kBlock];  // -1 or 0, added up: a branch here would be as good as random
+    int32_t inside[kBlock];  // -1 or 0, added up, because a branch here would be unpredictable
     for_registers(begin, stop, [&](int64_t c, int64_t lanes) {
       const Vec v = load_lanes(x + c, lanes, -__builtin_inff());
       const IntVec mask = (v >= low) & (v < end);
@@ -84,13 +86,14 @@ int64_t collect(const float* x, const Second* second, int64_t n, float low, floa
   return found;
 }
 
-// The largest value that elements with a mass of at least `target` reach; `least` where all of them
-// do not. least <= most bound the elements that matter; spare has room for 2 n floats.
+// Returns the largest threshold such that the elements >= it have a mass of at least `target`;
+// `least` if all of them have less. least <= most bound the elements that matter; spare has room
+// for 2 n floats.
 template <bool kWeighted>
 Threshold threshold_of(const float* x, const float* weights, int64_t n, float target, float least,
                        float most, float* spare) {
   Bracket bracket = bracket_of(least, most);
-  float beyond = 0.0f;  // mass of what was left out of x, above the bracket
+  float beyond = 0.0f;  // mass of the elements above the bracket, which x no longer has
   const auto pass = [&](bool values) {
     float pivots[kPivots], masses[kPivots];
     pivots_of(bracket, values, pivots);

@@ -15,8 +15,8 @@ FUSEWIRE_INLINE void exchange(Vec& a, Vec& b, std::integer_sequence<int, kLane..
   a = low;
 }
 
-// Element (row, column) and (column, row) differ in the bits where row and column differ; each step
-// exchanges one bit of the two, for all elements at once.
+// Transposes in place. The elements (row, column) and (column, row) differ in the bits where row
+// and column differ; each step exchanges one bit of the two, for all elements at once.
 template <int kStep = kLanes / 2>
 FUSEWIRE_INLINE void transpose(Vec (&rows)[kLanes]) {
 #pragma GCC unroll 16
@@ -28,7 +28,7 @@ FUSEWIRE_INLINE void transpose(Vec (&rows)[kLanes]) {
   if constexpr (kStep > 1) transpose<kStep / 2>(rows);
 }
 
-// to[c * to_stride + r] = from[r * from_stride + c] * scale for r < rows, c < columns, at most
+// to[c * to_stride + r] = scale(from[r * from_stride + c]) for r < rows, c < columns, at most
 // kLanes each; rows of `to` are written whole, with zeros from `rows` on.
 template <class Scale>
 FUSEWIRE_INLINE void transpose_block(float* to, int64_t to_stride, const float* from,

@@ -1,9 +1,9 @@
 // Vec: as many floats as one register of the target holds.
 //
 // Every kernel file is compiled once per instruction set. The compiler's vector types give one
-// spelling for all of them, so the three targets differ in FUSEWIRE_VEC_BYTES and flags alone.
-// Whatever is instantiated here lives in the target's namespace: a shared inline function compiled
-// with AVX-512 could otherwise be the copy that the linker keeps for everyone.
+// source for all of them, so the three targets differ in FUSEWIRE_VEC_BYTES and compiler flags
+// alone. Whatever is instantiated here is in the target's namespace: otherwise the linker could
+// keep the AVX-512 copy of a shared inline function for all targets.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,9 @@ FUSEWIRE_INLINE Vec broadcast(float x) {
   return x - Vec{};
 }
 
-// v, of which the compiler knows nothing: what follows is computed from it in the order that is
-// written. clang merges sums of two kernels in different ways otherwise, and bits differ with them.
+// Returns v, about which the compiler then knows nothing: what follows is computed from it in the
+// order of the source. Otherwise clang merges sums of two kernels in different ways, and their bits
+// differ.
 FUSEWIRE_INLINE Vec opaque(Vec v) {
 #ifdef __x86_64__
   asm("" : "+v"(v));
@@ -40,8 +41,8 @@ FUSEWIRE_INLINE Vec opaque(Vec v) {
   return v;
 }
 
-// a * b + c, rounded once where the target has such an instruction. By name where clang would fuse
-// one copy of a loop and not another.
+// Returns a * b + c, rounded once where the target has such an instruction. By name, because clang
+// would fuse one copy of a loop and not another.
 FUSEWIRE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 #if defined(__clang__) && defined(__FMA__)
   return __builtin_elementwise_fma(a, b, c);
@@ -50,11 +51,11 @@ FUSEWIRE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// The first n < kLanes floats; the other lanes read as `fill` and are not touched in memory.
+// Loads the first n < kLanes floats; the other lanes are `fill`, and their memory is not accessed.
 FUSEWIRE_INLINE Vec load_first(const float* p, int64_t n, float fill = 0.0f) {
   Vec v = broadcast(fill);
   for (int64_t i = 0; i < n; ++i) v[i] = p[i];
-  return opaque(v);  // or clang multiplies these lanes one by one, rounded before they are added
+  return opaque(v);  // or clang multiplies these lanes one by one and rounds before adding
 }
 FUSEWIRE_INLINE void store_first(float* p, Vec v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = v[i];
@@ -67,7 +68,8 @@ FUSEWIRE_INLINE Vec min(Vec a, Vec b) {
   return a < b ? a : b;
 }
 
-// Lane sums are folded in halves, so the order does not depend on the compiler.
+// Returns the sum of the lanes, folded in halves, so that the order does not depend on the
+// compiler.
 FUSEWIRE_INLINE float reduce_add(Vec v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -89,8 +91,8 @@ FUSEWIRE_INLINE float reduce_max(Vec v) {
 
 constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it drops the fraction
 
-// 2^(n + f) for |f| <= 1/2, n given as n + kRoundToInteger. The minimax polynomial of degree 6 has
-// relative error 2e-9, so rounding decides.
+// Returns 2^(n + f) for |f| <= 1/2, n given as n + kRoundToInteger. The minimax polynomial of
+// degree 6 has a relative error of 2e-9, so rounding dominates.
 FUSEWIRE_INLINE Vec power_of_two(Vec shifted_n, Vec f) {
   Vec p = f * 1.53458110e-4f + 1.33999309e-3f;
   p = p * f + 9.61848907e-3f;
@@ -103,7 +105,7 @@ FUSEWIRE_INLINE Vec power_of_two(Vec shifted_n, Vec f) {
   return reinterpret_cast<const Vec&>(bits);
 }
 
-// 2^x for x <= 127; 0 below -126.
+// Returns 2^x for x <= 127; 0 below -126.
 FUSEWIRE_INLINE Vec exp2(Vec x) {
   const Vec lowest = broadcast(-126.0f);
   const Vec clamped = max(x, lowest);
@@ -112,7 +114,7 @@ FUSEWIRE_INLINE Vec exp2(Vec x) {
   return x < lowest ? Vec{} : y;
 }
 
-// e^x; 0 below -87, saturating above 88.
+// Returns e^x; 0 below -87, saturating above 88.
 FUSEWIRE_INLINE Vec exp(Vec x) {
   const Vec lowest = broadcast(-87.0f);
   const Vec clamped = min(max(x, lowest), broadcast(88.0f));
@@ -124,13 +126,14 @@ FUSEWIRE_INLINE Vec exp(Vec x) {
   return x < lowest ? Vec{} : y;
 }
 
-// erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4, in the variable u = x^2/8 - 1,
-// in which the polynomial is well conditioned; beyond 3.92 erf is 1 to fp32. Largest error 3.4e-7.
+// Returns erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4, in the variable
+// u = x^2/8 - 1, in which the polynomial is well conditioned; beyond 3.92 erf is 1 in fp32. The
+// largest error is 3.4e-7.
 FUSEWIRE_INLINE Vec erf(Vec x) {
   const Vec c = min(max(x, broadcast(-4.0f)), broadcast(4.0f));
   const Vec u = c * c * 0.125f - 1.0f;
-  // Estrin's order: four multiply-adds deep instead of fourteen, which the epilogue of a GEMM waits
-  // for with few independent values.
+  // Estrin's scheme: four multiply-adds deep instead of fourteen, a latency that the epilogue of a
+  // GEMM has few independent values to hide.
   const Vec u2 = u * u, u4 = u2 * u2, u8 = u4 * u4;
   const Vec p0 =
       (u * -1.76576942e-1f + 3.53531003e-1f) + u2 * (u * -1.07681863e-1f + 1.31673485e-1f);
@@ -144,8 +147,8 @@ FUSEWIRE_INLINE Vec erf(Vec x) {
   return c > 3.92f ? Vec{} + 1.0f : (c < -3.92f ? Vec{} - 1.0f : y);
 }
 
-// By the logistic, which loses digits near 0: there x + x^3 P(x^2), a least-squares fit with
-// relative error 5e-9. NaN stays NaN.
+// Returns tanh(x), by the logistic function except near 0, where that loses digits: there
+// x + x^3 P(x^2), a least-squares fit with relative error 5e-9. NaN stays NaN.
 FUSEWIRE_INLINE Vec tanh(Vec x) {
   const Vec z = x * x;
   Vec p = z * -5.67937e-3f + 2.061819e-2f;
@@ -157,7 +160,7 @@ FUSEWIRE_INLINE Vec tanh(Vec x) {
   return z < 0.39f ? small : (x != x ? x : large);
 }
 
-// cap tanh(x / cap), never beyond the cap.
+// Returns cap * tanh(x / cap), never beyond the cap.
 FUSEWIRE_INLINE Vec capped(Vec x, float cap) {
   return cap * tanh(x / cap);
 }

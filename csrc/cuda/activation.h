@@ -1,4 +1,5 @@
-// Activations of one fp32 value, as accurate as an element of T can show.
+// Activation functions of one fp32 value. Template parameter T is the element type that the result
+// is rounded to, and decides how accurately it is computed.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +9,8 @@
 
 namespace fusewire::cuda {
 
-// 2^x to 2 ulp in one instruction; 0 where the result would be denormal.
+// Returns 2^x with an error of at most 2 ulp, in one instruction; results that would be denormal
+// are flushed to 0.
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -17,14 +19,14 @@ __device__ __forceinline__ float fast_exp2(float x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// e^x: for 16-bit elements the product's rounding error, 2^-24 of the exponent, is far below
-// theirs.
+// Returns e^x. For 16-bit elements the rounding error of the product, 2^-24 of the exponent, is far
+// below that of an element.
 template <class T>
 __device__ __forceinline__ float exp_for(float x) {
   return sizeof(T) == 4 ? expf(x) : fast_exp2(x * kLog2E);
 }
 
-// x / (1 + e^-y)
+// Returns x / (1 + e^-y).
 template <class T>
 __device__ __forceinline__ float logistic_times(float x, float y) {
   const float divisor = 1.0f + exp_for<T>(-y);
@@ -34,19 +36,20 @@ __device__ __forceinline__ float logistic_times(float x, float y) {
   return x * inverse;
 }
 
-// max(x, 0) that lets NaN pass.
+// Returns max(x, 0), or NaN if x is NaN.
 __device__ __forceinline__ float relu(float x) {
   float y;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Phi(-a) for a >= 0, Phi the normal distribution function.
+// Returns Phi(-a) for a >= 0, where Phi is the normal distribution function.
 //
-// x Phi(x) = max(x, 0) - a Phi(-a) with a = |x|: no difference of near numbers, so negative results
-// keep their relative precision. log2 Phi(-a) is close to a parabola; the polynomials are its
-// Lawson-weighted least squares fits, weighted by what an ulp of the result allows. Further out
-// than they were fitted (6.5 and 6) they fall faster than any result can show.
+// GELU is x Phi(x) = max(x, 0) - a Phi(-a) with a = |x|. This subtracts no nearly equal values, so
+// negative results keep their relative precision. log2 Phi(-a) is close to a parabola. The
+// polynomials are Lawson-weighted least-squares fits of it, weighted by what an ulp of the result
+// allows. Beyond the ranges of the fits (up to 6.5 and 6) they fall off faster than any result can
+// show.
 //   16 bits, degree 7: largest error 0.005 ulp of fp16.
 //   fp32, degree 10: largest error 3.3e-8, where 0.5 x (1 + erf(x / sqrt 2)) has 8.3e-8.
 template <class T>
@@ -65,7 +68,7 @@ __device__ __forceinline__ float normal_tail(float a) {
 
 template <class T>
 __device__ __forceinline__ float gelu(float x) {
-  const float a = fminf(fabsf(x), 64.0f);  // an infinity would meet its own zero
+  const float a = fminf(fabsf(x), 64.0f);  // infinity times normal_tail, 0, would be NaN
   return fmaf(-a, normal_tail<T>(a), relu(x));
 }
 
@@ -88,7 +91,7 @@ __device__ __forceinline__ float activated(float x, Activation activation) {
   return x;
 }
 
-// Calls body(constant of the activation), so that a kernel is compiled for each.
+// Calls body(std::integral_constant of the activation), so that a kernel is compiled for each one.
 template <class Body>
 void with_activation(Activation activation, Body&& body) {
   const auto give = [&](auto constant) { body(constant); };

@@ -1,5 +1,5 @@
-// The element types of the kernels, and 16-byte vectors of them: every access to device memory that
-// can be is one such vector a thread.
+// The element types of the kernels, and 16-byte vectors of elements. Wherever possible, a thread
+// accesses device memory one such vector at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -51,7 +51,7 @@ __device__ __forceinline__ __nv_fp8_e4m3 from_float<__nv_fp8_e4m3>(float x) {
   return __nv_fp8_e4m3(x);
 }
 
-// Two floats rounded to T, the first in the low half.
+// Rounds two floats to T and packs them into one register, `low` in the low half.
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
 template <>
@@ -65,7 +65,7 @@ __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// And back.
+// Returns the two elements that pack() combined, the one in the low half first.
 template <class T>
 __device__ __forceinline__ float2 unpack(uint32_t pair);
 template <>
@@ -77,7 +77,7 @@ __device__ __forceinline__ float2 unpack<__nv_bfloat16>(uint32_t pair) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
-// 16 bytes of T: 4 floats or 8 halves.
+// 16 bytes of T: 4 elements of fp32 or 8 elements of 16 bits.
 template <class T>
 struct alignas(16) Vector {
   static constexpr int kSize = 16 / sizeof(T);
@@ -89,7 +89,7 @@ struct alignas(16) Vector {
   __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Vector*>(to) = *this; }
 };
 
-// Whether rows of `stride` elements that begin at `data` can be read as vectors.
+// Returns whether rows at `data`, `stride` elements apart, can be read as vectors.
 template <class T>
 bool vectors_fit(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % Vector<T>::kSize == 0;
@@ -97,7 +97,8 @@ bool vectors_fit(const void* data, int64_t stride) {
 
 }  // namespace fusewire::cuda
 
-// Instantiates what a family file defines for each element type: give it a macro of one type.
+// Expands INSTANTIATE(T), a macro with one parameter, for each element type: explicit
+// instantiations of the templates that a file of kernels defines.
 #define FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE) \
   INSTANTIATE(float)                         \
   INSTANTIATE(__half)                        \

@@ -1,4 +1,5 @@
-// What this target implements: one template a kernel, defined and instantiated in the family files.
+// The kernels that this target implements. Each is a template over the element type, defined and
+// instantiated in the file of its family.
 #pragma once
 
 #include "core/kernels.h"

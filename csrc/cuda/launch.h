@@ -1,13 +1,13 @@
-// Launching kernels: every launch of ours is a programmatic dependent launch (CUDA programming
-// guide, "Programmatic Dependent Launch"), so that a kernel's prologue runs while its predecessor
-// drains.
+// Kernel launches. Every launch is a programmatic dependent launch (CUDA programming guide,
+// "Programmatic Dependent Launch"), so that the prologue of a kernel overlaps with the end of its
+// predecessor.
 //
-// The rule that keeps this right: a kernel calls `wait_for_inputs()` in every thread before it
-// touches memory that an earlier kernel of the stream reads or writes. Weights are written by
-// copies, which are over before a later kernel begins, and may be fetched earlier; so may the pages
-// of a cache that no kernel since the last copy has written (the step's input is one).
-// `let_next_start()` may come first of all: the next kernel passes its own wait only when this one
-// has ended, and so has everything before it.
+// The rule that makes this correct: every thread of a kernel calls `wait_for_inputs()` before it
+// accesses memory that an earlier kernel of the stream reads or writes. Weights are written by
+// copies, which complete before a later kernel begins, and may be fetched before the wait. So may
+// pages of a KV cache that no kernel has written since the last copy (the input of a step is such a
+// copy). `let_next_start()` may be the first statement: the next kernel passes its own wait only
+// after this kernel, and everything before it, has completed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +22,7 @@ namespace fusewire::cuda {
 
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) {
-    cudaGetLastError();  // reported here, so not again by the next check of a launch
+    cudaGetLastError();  // clears the error, which the check of the next launch would report again
     if (status == cudaErrorMemoryAllocation) {
       fail_out_of_memory("the GPU", what, ": got ", cudaGetErrorName(status),
                          ", wanted success; free some of its memory, or use less");
@@ -44,7 +44,7 @@ inline int attribute_of_device(cudaDeviceAttr attribute) {
   return value;
 }
 
-// Of the current device: all GPUs of a process are taken to be of one kind.
+// Properties of the current device. All GPUs of a process are assumed to be of the same model.
 inline int multiprocessors() {
   static const int count = attribute_of_device(cudaDevAttrMultiProcessorCount);
   return count;
@@ -66,16 +66,17 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Fetches into L2, which all multiprocessors share, what is read once registers are free or inputs
-// are there. May come before wait_for_inputs() whoever writes the memory.
+// Prefetches memory into L2, which all multiprocessors share, for data that is read later, once
+// registers are free or inputs are available. May be called before wait_for_inputs(), whichever
+// kernel writes the memory.
 __device__ __forceinline__ void prefetch(const void* memory) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(memory));
 }
 
 constexpr int kMostDevices = 64;
 
-// Lets a kernel take `bytes` of dynamic shared memory, which more than 48 KiB need once a kernel
-// and device. A kernel asks for the same number at every launch.
+// Allows a kernel to use `bytes` of dynamic shared memory. More than 48 KiB need this call, once
+// per kernel and device. A kernel passes the same number at every launch.
 template <auto kKernel>
 void allow_shared_memory(size_t bytes, const Stream& stream) {
   static std::atomic<bool> allowed[kMostDevices];
@@ -86,7 +87,8 @@ void allow_shared_memory(size_t bytes, const Stream& stream) {
   allowed[stream.device.index].store(true, std::memory_order_release);
 }
 
-// `cluster` neighbouring blocks of the grid's x dimension form a thread-block cluster (Hopper).
+// Launches a kernel in which `cluster` consecutive blocks along the grid's x dimension form a
+// thread-block cluster (Hopper); 1: no clusters.
 template <class... Parameters, class... Arguments>
 void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, dim3 block,
                      size_t shared_bytes, const Stream& stream, Arguments&&... arguments) {

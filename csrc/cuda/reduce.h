@@ -1,4 +1,4 @@
-// Sums and maxima over the threads that share a row: one warp, or a whole block.
+// Sums and maxima over the threads that share a row: those of a warp, or of a whole block.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,13 +14,13 @@ struct Sum {
   __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
-// NaN loses here: who wants it in the result gets it from the elements themselves.
+// fmaxf ignores NaN. Callers whose result must be NaN detect it in the elements themselves.
 struct Max {
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Over kLanes neighbouring lanes, a power of two. Each receives the result, which is the same in
-// all: a butterfly adds the same pairs in every lane.
+// Reduces x over kLanes consecutive lanes, a power of two. Every lane receives the same bits,
+// because a butterfly reduction adds the same pairs in every lane.
 template <int kLanes, class Operation>
 __device__ __forceinline__ float reduce_lanes(float x, Operation operation) {
 #pragma unroll
@@ -30,9 +30,10 @@ __device__ __forceinline__ float reduce_lanes(float x, Operation operation) {
   return x;
 }
 
-// Over kThreads threads, a warp or the block. Several values travel together, for one barrier.
-// kSlot: of two reductions in a row (round a loop, too) one has slot 0 and the next slot 1, since
-// slower warps may still read the partial results of the one before.
+// Reduces each x[i] over kThreads threads, which are a warp or the whole block. Several values are
+// reduced together to share one barrier. Consecutive reductions, also those of consecutive loop
+// iterations, alternate between kSlot 0 and 1, because slower warps may still be reading the
+// partial results of the previous one.
 template <int kThreads, int kSlot, class Operation, int kValues>
 __device__ __forceinline__ void reduce(float (&x)[kValues], Operation operation) {
 #pragma unroll

@@ -1,10 +1,10 @@
 // Synchronisation of Hopper's asynchronous units: shared-memory barriers that count arrivals and
-// bytes (PTX ISA, "mbarrier"), named barriers, thread-block clusters, register reallocation.
+// bytes (PTX ISA, "mbarrier"), named barriers, thread-block clusters and register reallocation.
 //
-// A ring of stages uses two barriers a stage. `full` is completed by the bytes that TMA writes,
-// `empty` by its readers' arrivals. A barrier's phases alternate in parity, from 0:
-// barrier_wait(b, p) returns once the phase of parity p has completed, so waiting on a fresh
-// barrier with parity 1 returns at once.
+// A pipeline of stages uses two barriers per stage. `full` completes when TMA has written the
+// expected bytes, `empty` when all readers have arrived. The phases of a barrier alternate in
+// parity and begin with 0. barrier_wait(b, p) returns once the phase of parity p has completed, so
+// waiting for parity 1 on a fresh barrier returns at once.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,14 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t arrival
                : "memory");
 }
 
-// After the inits, by the thread that made them, before the __syncthreads() (or cluster_wait())
-// that shows them to others: makes them visible to TMA and to the cluster too.
+// Makes initialised barriers visible to TMA and to the cluster. The thread that initialised them
+// calls it after the last barrier_init() and before the __syncthreads() (or cluster_wait()) that
+// makes them visible to other threads.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives once and makes the current phase wait for `bytes` more from TMA.
+// Arrives once and adds `bytes`, to be written by TMA, to what the current phase waits for.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -40,7 +41,7 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
                : "memory");
 }
 
-// The address of a shared variable as block `rank` of the cluster sees its own copy of it.
+// Returns the address of the copy of a shared variable in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_t rank) {
   uint32_t address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -49,9 +50,9 @@ __device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_
   return address;
 }
 
-// Arrives at the barrier of the same name in block `rank` of the cluster (may be this one).
-// Releases nothing to that block: wgmma and TMA have read what the arrival frees. A release at
-// cluster scope would cost a fence of all device memory.
+// Arrives at the same barrier in block `rank` of the cluster, which may be this one. The arrival
+// releases no writes to that block and need not: it frees memory that wgmma and TMA have already
+// read. A release at cluster scope would cost a fence of all device memory.
 __device__ __forceinline__ void barrier_arrive_at(uint64_t* barrier, uint32_t rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
                : "memory");
@@ -76,13 +77,15 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
   }
 }
 
-// Orders this thread's ordinary accesses to shared memory before later ones by TMA and wgmma: in
-// each writing thread, then a barrier among them, then the asynchronous instruction.
+// Orders this thread's generic accesses to shared memory before later accesses by TMA and wgmma.
+// Every writing thread calls it; after a barrier among them, the asynchronous instruction may be
+// issued.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// A barrier among `threads` threads (whole warps) of the block; ids 1..15, 0 is __syncthreads().
+// A barrier among `threads` threads (whole warps) of the block. Ids are 1 to 15; 0 is
+// __syncthreads().
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -95,9 +98,9 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// A barrier of all threads of the cluster in two steps, of execution alone: cheaper than one that
-// shows what was written, and enough to know that blocks have started (and ran their
-// barrier_init_fence()) or have finished reading.
+// A barrier of all threads of the cluster in two steps. It synchronises execution alone, which is
+// cheaper than making writes visible, and suffices to know that the blocks have started (and
+// executed their barrier_init_fence()) or have finished reading.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -105,7 +108,7 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// True in one thread of the warp, all of which must call it.
+// Returns true in one thread of the warp. All threads of the warp must call it.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(
@@ -118,8 +121,9 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// Whole warpgroups give registers back or take them: a multiple of 8 in 24..240, and the sum over
-// the block must stay within what it was launched with. The kernel needs __launch_bounds__(n, 1).
+// Reduces or raises the number of registers of a thread; all threads of a warpgroup call it.
+// kRegisters is a multiple of 8 from 24 to 240, and the sum over the block must not exceed what it
+// was launched with. The kernel needs __launch_bounds__(n, 1).
 template <int kRegisters>
 __device__ __forceinline__ void registers_shrink_to() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

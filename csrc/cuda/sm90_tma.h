@@ -1,11 +1,11 @@
-// Hopper's tensor memory accelerator: copies boxes of a matrix between device and shared memory
-// (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management").
+// Hopper's tensor memory accelerator (TMA): copies boxes of a matrix between device memory and
+// shared memory (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management").
 //
-// A matrix_map() is made on the host for each call and goes to the kernel by value, as a parameter
-// `const __grid_constant__ CUtensorMap`. Boxes may reach over the matrix's edges: reads give zeros
-// there, writes leave them out. With the swizzle of 128 bytes, which matrices have, a box is at
-// most 128 bytes wide, its place in shared memory is aligned to 1024 bytes, and row r's 16-byte
-// chunk c lies at 128 r + 16 (c ^ r % 8).
+// The host encodes a matrix_map() for each call and passes it to the kernel by value, as a
+// parameter `const __grid_constant__ CUtensorMap`. Boxes may extend beyond the edges of the matrix:
+// loads fill the outside with zeros, stores skip it. Maps of matrices use the 128-byte swizzle: a
+// box is at most 128 bytes wide, its destination in shared memory is aligned to 1024 bytes, and the
+// 16-byte chunk c of row r is at byte 128 r + 16 (c ^ r % 8).
 #pragma once
 
 #include <cuda.h>
@@ -21,12 +21,14 @@ namespace fusewire::cuda::sm90 {
 
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder();
 
-// Rows of `columns` elements of 2 bytes, or of kUInt8 one, `stride` elements apart, in boxes of
-// box_rows x box_columns (each at most 256). `data` and the rows after it are aligned to 16 bytes.
+// Returns the map of a matrix [rows, columns] of 2-byte elements, or of bytes if dtype is kUInt8,
+// with rows `stride` elements apart, for boxes of box_rows x box_columns (each at most 256). `data`
+// and every row must be aligned to 16 bytes.
 inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
                               int64_t stride, int box_rows, int box_columns);
 
-// Dense rows of 4-byte words, whose boxes lie as they are: no swizzle, aligned to 128 bytes.
+// Returns the map of a dense matrix of 4-byte words. Its boxes are not swizzled; their destinations
+// are aligned to 128 bytes.
 inline CUtensorMap words_map(const void* data, int64_t rows, int64_t columns, int box_rows,
                              int box_columns);
 
@@ -34,8 +36,8 @@ __device__ __forceinline__ void map_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// One thread: starts reading the box whose first element is (row, column) to `to`; `barrier` gets
-// the bytes of a whole box, the part beyond the edges included.
+// Starts a load of the box whose first element is (row, column) into `to`. One thread calls it.
+// `barrier` counts the bytes of a whole box, including the part beyond the edges.
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, int row, int column,
                                          uint64_t* barrier) {
   asm volatile(
@@ -45,8 +47,8 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, int r
       : "memory");
 }
 
-// The same to every block of the cluster whose bit is set in `blocks`: to the same place in its
-// shared memory, and the bytes count at its own barrier.
+// Starts the same load for every block of the cluster whose bit is set in `blocks`: each receives
+// the box at the same address in its own shared memory, and counts the bytes at its own barrier.
 __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, int row,
                                                    int column, uint64_t* barrier, uint16_t blocks) {
   asm volatile(
@@ -56,7 +58,8 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* 
       : "memory");
 }
 
-// The same of `bytes` in a row, without a map: addresses and bytes are multiples of 16.
+// Starts a load of `bytes` contiguous bytes, without a map. Addresses and `bytes` are multiples of
+// 16.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes,
                                           uint64_t* barrier) {
   asm volatile(
@@ -66,9 +69,9 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
       : "memory");
 }
 
-// One thread, after fence_async_shared() by the writers of `from` and a barrier: starts writing the
-// box. Before `from` is written again the same thread calls tma_store_commit() and
-// tma_store_wait().
+// Starts a store of a box from `from`. One thread calls it, after the writers of `from` have called
+// fence_async_shared() and met at a barrier. The same thread calls tma_store_commit() and
+// tma_store_wait() before `from` is overwritten.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, int row, int column,
                                           const void* from) {
   asm volatile(
@@ -79,13 +82,14 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, int row, int c
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Waits until all but the last kPending committed groups have been read out of shared memory.
+// Waits until all but the last kPending committed groups have been read from shared memory.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// The driver's function, found through the runtime: no link to libcuda.
+// Returns the driver's cuTensorMapEncodeTiled. The runtime looks it up, so libcuda need not be
+// linked.
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto encoder = [] {
     void* function = nullptr;

@@ -1,18 +1,19 @@
 // Hopper's warpgroup matrix product (PTX ISA, "wgmma.mma_async"): four warps multiply a 64 x 16
-// tile A, from shared memory or registers, by a 16 x N tile B from shared memory into fp32
-// registers.
+// tile A, in shared memory or registers, by a 16 x N tile B in shared memory, and accumulate in
+// fp32 registers.
 //
-// Fragments, per thread of the warpgroup (w = thread / 32 % 4, l = thread % 32): d[4 j + 2 h + i]
-// is row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i. A in registers is the same with 16
-// columns: a[2 j + h] holds the pair i = 0, 1 of columns 8 j + 2 (l % 4) + i, so packed neighbours
-// of one product's d are the next one's a.
+// Fragment layout, for a thread of the warpgroup with w = thread / 32 % 4 and l = thread % 32: d[4
+// j + 2 h + i] is the element in row 16 w + l / 4 + 8 h and column 8 j + 2 (l % 4) + i. A in
+// registers has the same layout with 16 columns: a[2 j + h] holds the pair i = 0, 1 of columns 8 j
+// + 2 (l % 4) + i. Packed pairs of the d of one product are therefore the a of the next.
 //
-// Use: wgmma_fence(); wgmma<N, T>(...) some times; wgmma_commit(); wgmma_wait<pending>(). Between
-// the fence and the wait nothing else may touch d.
+// Usage: wgmma_fence(); wgmma<N, T>(...) any number of times; wgmma_commit();
+// wgmma_wait<pending>(). Nothing else may access d between the fence and the wait.
 //
-// Of e4m3 and int8 a tile A is 64 x 32, in the same bytes: descriptors and d are as above, and A
-// and B come from shared memory with their rows along k. Sums of e4m3 keep some 14 bits, so that
-// long ones are added up outside (sm90_gemm_stage.h); those of int8 are exact, in int32.
+// For e4m3 and int8, a tile A is 64 x 32, which is the same number of bytes. Descriptors and d are
+// as above; A and B must both be in shared memory with rows along k. The tensor cores accumulate
+// e4m3 with some 14 bits only, so long sums are accumulated outside of them (sm90_gemm_stage.h);
+// sums of int8 are exact, in int32.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -25,15 +26,17 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Of a tile whose rows hold 64 elements (128 bytes) along k, written by TMA (sm90_tma.h), at a
-// multiple of 1024 bytes. The next 16 along k: + 2; the next 8 rows: + 64 (units of 16 bytes).
+// Returns the descriptor of a tile whose rows hold 64 elements (128 bytes) along k, written by TMA
+// (sm90_tma.h), at a multiple of 1024 bytes. In units of 16 bytes, add 2 for the next 16 elements
+// along k and 64 for the next 8 rows.
 __device__ __forceinline__ uint64_t k_major_descriptor(const void* tile) {
   return static_cast<uint64_t>((shared_address(tile) & 0x3ffff) >> 4) | uint64_t{1} << 16 |
          uint64_t{64} << 32 | uint64_t{1} << 62;
 }
 
-// Of a B tile whose rows run along n (kTransposeB): row r is one k and holds 64 of the N columns,
-// by TMA as above; the next 64 columns lie `column_step` bytes further. The next 16 along k: + 128.
+// Returns the descriptor of a B tile whose rows run along n (kTransposeB): row r is one k and holds
+// 64 of the N columns, written by TMA as above. The next 64 columns are `column_step` bytes further
+// on. Add 128 for the next 16 along k.
 __device__ __forceinline__ uint64_t n_major_descriptor(const void* tile, uint32_t column_step) {
   return static_cast<uint64_t>((shared_address(tile) & 0x3ffff) >> 4) |
          static_cast<uint64_t>((column_step & 0x3ffff) >> 4) << 16 | uint64_t{64} << 32 |
@@ -51,8 +54,9 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// After the wait: keeps the compiler from moving reads of d above it. (It sees d as written when
-// the wgmma was issued; where reads move up, the assembler serialises every wgmma, warning C7514.)
+// Keeps the compiler from moving reads of d above the wait; called after it. The compiler regards d
+// as written when the wgmma was issued. Where it moves reads up, the assembler serialises every
+// wgmma (warning C7514).
 template <int kCount>
 __device__ __forceinline__ void wgmma_results(float (&d)[kCount]) {
 #pragma unroll
@@ -70,8 +74,7 @@ struct Wgmma;
 template <int N>
 struct IntegerWgmma;
 
-// Accumulator operands of the instruction, four at a time: their names and their bindings.
-// clang-format off
+// The accumulator operands of the instruction, four at a time: their names and their bindings.
 #define FUSEWIRE_NAMES_4 "%0, %1, %2, %3"
 #define FUSEWIRE_NAMES_8 FUSEWIRE_NAMES_4 ", %4, %5, %6, %7"
 #define FUSEWIRE_NAMES_12 FUSEWIRE_NAMES_8 ", %8, %9, %10, %11"
@@ -179,7 +182,8 @@ struct IntegerWgmma;
       FUSEWIRE_WGMMA_INT8(N, R, R1, R2);                                                \
     }                                                                                   \
   };
-// R = N / 2 accumulators; the numbers after it count on from there.
+// N columns have R = N / 2 accumulators per thread; R1 to R6 are R + 1 to R + 6, the numbers of the
+// operands that follow them.
 #define FUSEWIRE_WGMMA(N, R, R1, R2, R3, R4, R5, R6)                                              \
   template <>                                                                                     \
   struct Wgmma<N> {                                                                               \
@@ -238,7 +242,7 @@ FUSEWIRE_WGMMA(232, 116, 117, 118, 119, 120, 121, 122)
 FUSEWIRE_WGMMA(240, 120, 121, 122, 123, 124, 125, 126)
 FUSEWIRE_WGMMA(248, 124, 125, 126, 127, 128, 129, 130)
 FUSEWIRE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
-// Of integers not every N is an instruction.
+// The integer instruction does not exist for every N.
 FUSEWIRE_WGMMA_INTEGERS(8, 4, 5, 6)
 FUSEWIRE_WGMMA_INTEGERS(16, 8, 9, 10)
 FUSEWIRE_WGMMA_INTEGERS(24, 12, 13, 14)
@@ -262,14 +266,15 @@ FUSEWIRE_WGMMA_INTEGERS(256, 128, 129, 130)
 #undef FUSEWIRE_WGMMA_INTEGERS
 }  // namespace detail
 
-// d = A B + (accumulate ? d : 0); A is a descriptor or 4 registers of packed pairs, N a multiple of
-// 8 up to 256. Without kTransposeB the rows of B's tile are its N columns, each along k.
+// d = A B + (accumulate ? d : 0). A is a descriptor or 4 registers of packed pairs; N is a multiple
+// of 8, at most 256. Without kTransposeB, the rows of the tile of B are its N columns, each along
+// k.
 template <int N, class T, bool kTransposeB = false, class A>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const A& a, uint64_t b, bool accumulate) {
   detail::Wgmma<N>::template run<T, kTransposeB ? 1 : 0>(d, a, b, accumulate ? 1 : 0);
 }
 
-// Of int8, which is T, N a multiple of 16, or 8 or 24.
+// The same product of int8 (T), accumulated in int32. N is a multiple of 16, or 8 or 24.
 template <int N, class T>
 __device__ __forceinline__ void wgmma(int32_t (&d)[N / 2], uint64_t a, uint64_t b,
                                       bool accumulate) {

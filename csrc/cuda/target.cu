@@ -6,7 +6,8 @@
 
 namespace fusewire::cuda {
 
-// Matrices begin every row on a 128-byte line: what TMA, cuBLASLt and 16-byte vectors all like.
+// Returns the leading dimension, in elements, of a matrix with `cols` columns: every row begins on
+// a 128-byte line, which suits TMA, cuBLASLt and 16-byte vectors.
 template <class T>
 int64_t row_stride(int64_t cols) {
   constexpr int64_t kLine = 128 / sizeof(T);

@@ -99,7 +99,7 @@ void BeamPages::fork(const int32_t* parents, int64_t count, std::vector<PageCopy
       ++nodes_[at(next_.back())].uses;
       if (end != kNone) ++nodes_[at(end)].uses;
     }
-    // Parents end no more where their children begin.
+    // A parent does not end any more where its children begin.
     for (const int32_t end : ends_) drop(end, released);
   } else {
     for (size_t beam = 0; beam < ends_.size(); ++beam) {
@@ -109,7 +109,7 @@ void BeamPages::fork(const int32_t* parents, int64_t count, std::vector<PageCopy
     for (int64_t i = 0; i < count; ++i) {
       const int32_t end = ends_[at(parents[i])];
       if (has_child_[at(parents[i])]) {
-        has_child_[at(parents[i])] = 0;  // the first one goes on in the same page
+        has_child_[at(parents[i])] = 0;  // the first child continues in the same page
         next_.push_back(end);
         continue;
       }
@@ -124,7 +124,7 @@ void BeamPages::fork(const int32_t* parents, int64_t count, std::vector<PageCopy
   }
   ends_.swap(next_);
   ++length_;
-  // A span needs no more.
+  // A span needs at most `beams` pages.
   for (; static_cast<int64_t>(spare_.size()) > beams_; spare_.pop_back()) {
     released.push_back(spare_.back());
   }
@@ -165,7 +165,7 @@ void BeamPages::drop(int32_t node, std::vector<int32_t>& released) {
   }
 }
 
-// Drops an end that is written, and returns its page, which nobody has now.
+// Drops an end whose page is being written, and returns that page, which is then free.
 int32_t BeamPages::drop_end(int32_t end, std::vector<int32_t>& released) {
   const auto first = static_cast<std::ptrdiff_t>(spare_.size());
   drop(end, released);

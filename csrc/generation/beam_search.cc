@@ -57,7 +57,7 @@ bool BeamSearch::done() const {
 std::vector<int32_t> BeamSearch::chosen_before(int64_t group) const {
   std::vector<int32_t> tokens;
   for (int64_t before = 0; before < group; ++before) {
-    if (at(before).length != at(group).length + 1) continue;  // it was done
+    if (at(before).length != at(group).length + 1) continue;  // that group was done
     tokens.insert(tokens.end(), at(before).chosen.begin(), at(before).chosen.end());
   }
   return tokens;
@@ -92,7 +92,7 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
            group.running.size() - 1, "; give the candidates of this request's running beams");
     }
     if ((last && settings_.groups == 1) || ends(candidate.token)) {
-      // Those beyond the first `beams` are there only to run on where too few of these do.
+      // Candidates beyond the first `beams` only serve to continue if too few of those do.
       if (i >= beams) continue;
       const int32_t node = add_node(group, candidate);
       group.finished.push_back({node, branch_of(group, candidate, node), candidate.score,
@@ -111,8 +111,8 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
     for (const RunningBeam& beam : group.running) group.chosen.push_back(beam.token);
   }
   if (group.running.empty()) return;
-  // In groups transformers compares the best candidate, finished or not, and finishes what
-  // runs at the last step only where that could improve.
+  // For groups transformers compares the best candidate, finished or not, and finishes the running
+  // beams at the last step only if that could improve the result.
   const bool improves =
       can_improve(group, grouped ? candidates.front().score : group.running.front().score);
   if (improves && last) {
@@ -150,13 +150,13 @@ bool BeamSearch::ends(int32_t token) const {
   return std::find(ids.begin(), ids.end(), token) != ids.end();
 }
 
-// Rounded as CTranslate2 rounds.
+// Rounded as in CTranslate2.
 int64_t BeamSearch::awaited() const {
   const auto beams = static_cast<double>(beams_of_group());
   return std::max<int64_t>(1, std::llround(beams * settings_.patience));
 }
 
-// In fp32, as transformers divides, unless fp32 has no such power of the length.
+// Divides in fp32, as transformers does, unless the power of the length overflows fp32.
 double BeamSearch::penalized(float sum, int64_t length) const {
   const double divisor = std::pow(static_cast<double>(length), settings_.length_penalty);
   const auto rounded = static_cast<float>(divisor);
@@ -170,7 +170,7 @@ void BeamSearch::keep_best(std::vector<Finished>& finished, int64_t count) const
   if (static_cast<int64_t>(finished.size()) > count) finished.resize(static_cast<size_t>(count));
 }
 
-// `best`: the highest sum of log_probs that goes on.
+// `best`: the highest sum of log_probs that could continue.
 bool BeamSearch::can_improve(const Group& group, float best) const {
   if (static_cast<int64_t>(group.finished.size()) < awaited()) return true;
   if (settings_.early_stopping == EarlyStopping::kTrue) return false;
@@ -219,8 +219,8 @@ Settled BeamSearch::settle() {
   std::set<int32_t> ends;
   for (const RunningBeam& beam : running) ends.insert(beam.node);
   for (size_t i = 0; i < best; ++i) ends.insert(finished[i].node);
-  // Equal tokens of one parent are one node, so common beginnings are common nodes; and parents
-  // come before their children, so the last of several is no ancestor of the others.
+  // Equal tokens of one parent are one node, so common prefixes are common nodes. Parents have
+  // lower indices than their children, so the last of several nodes is no ancestor of the others.
   while (ends.size() > 1) {
     const auto last = std::prev(ends.end());
     ends.insert(trie_[static_cast<size_t>(*last)].parent);

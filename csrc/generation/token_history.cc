@@ -88,7 +88,7 @@ void TokenHistories::add_key(Text& text) const {
   const auto size = static_cast<int64_t>(text.tokens.size());
   const int32_t* end = text.tokens.data() + size;
   if (size < keys.length()) {
-    text.keys.push_back(0);  // of nothing
+    text.keys.push_back(0);  // too few tokens: unused
   } else if (text.keys.empty() || size == keys.length()) {
     text.keys.push_back(keys.of(end));
   } else {
@@ -96,7 +96,7 @@ void TokenHistories::add_key(Text& text) const {
   }
 }
 
-// What followed the last n - 1 tokens before, behind the prompt.
+// Appends the tokens that followed earlier occurrences of the last n - 1 tokens, after the prompt.
 void TokenHistories::repeated(const Text& text, std::vector<int32_t>& banned) const {
   const int64_t length = rules_->ngrams->keys().length();
   const auto begin = static_cast<int64_t>(rules_->prompt_end.size());

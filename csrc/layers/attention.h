@@ -1,17 +1,17 @@
-// Self-attention (Vaswani et al. 2017), packed or over a cache.
+// Self-attention (Vaswani et al. 2017), over a packed batch or over a KV cache.
 #pragma once
 
 #include "layers/sublayer_shapes.h"
 
 namespace fusewire::layers {
 
-// Angles of rotary positions, float32[positions, rotary_dim / 2].
+// The cosines and sines of rotary position embeddings, float32[positions, rotary_dim / 2].
 struct Rope {
   Tensor cos, sin;
 };
 
 struct AttentionOptions : HeadOptions {
-  std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
+  std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before RoPE, [head_dim]
   std::optional<Rope> rope;
   std::optional<Tensor> position_bias;  // float32[heads, 2 L - 1], by distance
   float k_scale = 1, v_scale = 1;       // of a cache in float8
@@ -19,7 +19,7 @@ struct AttentionOptions : HeadOptions {
 
 class Attention : public Sublayer {
  public:
-  // qkv rows q | k | v. Error when weights and options do not fit.
+  // The rows of qkv are q | k | v. Throws Error if weights and options do not fit.
   Attention(std::shared_ptr<const Linear> qkv, std::shared_ptr<const Linear> output,
             AttentionOptions options);
 
@@ -36,7 +36,8 @@ class Attention : public Sublayer {
     return options_.position_bias ? &*options_.position_bias : nullptr;
   }
   void attend(const Tensor& context, const Tensor& qkv, const Pass& pass) const;
-  // Attends for the outputs alone. Error where what a token sees depends on its position.
+  // Computes attention for the output tokens only. Throws Error if what a token attends to depends
+  // on its position.
   void attend_outputs(const Tensor& context, const Tensor& qkv, const Pass& pass) const;
   void attend_cached(const Tensor& context, const Tensor& qkv, Pass& pass) const;
 

@@ -1,18 +1,17 @@
-// Attention of a decoder's tokens to the sources that an encoder read (Vaswani et al. 2017, section
-// 3.2.3).
+// Attention of a decoder's tokens to the encoder's output (Vaswani et al. 2017, section 3.2.3).
 #pragma once
 
 #include "layers/block.h"
 
 namespace fusewire::layers {
 
-// Every token sees the whole source of its sequence. Keys and values of sources are stored before,
-// in the planes of the self-attention in front of this block, in pages of their own: one pool of
-// pages holds both.
+// Every token attends to the whole source of its sequence. The keys and values of sources are
+// stored beforehand, in the planes of the self-attention before this block, in pages of their own:
+// both use one pool of pages.
 class CrossAttention : public Sublayer {
  public:
-  // q has a row for each head; scale of scores, 0: 1 / sqrt(head_dim). Error when weights and heads
-  // do not fit.
+  // q has rows for each head; `scale` multiplies scores, 0: 1 / sqrt(head_dim). Throws Error if
+  // weights and heads do not fit.
   CrossAttention(std::shared_ptr<const Linear> q, std::shared_ptr<const Linear> output,
                  int64_t heads, float scale);
 

@@ -8,7 +8,7 @@ namespace fusewire::layers {
 
 class FeedForward : public Sublayer {
  public:
-  // Error when the two products do not fit.
+  // Throws Error if the two products do not fit.
   FeedForward(std::shared_ptr<const Linear> intermediate, std::shared_ptr<const Linear> output,
               Activation activation, bool gated);
 
@@ -24,7 +24,8 @@ class FeedForward : public Sublayer {
   bool attends() const override { return false; }
 
  private:
-  // inner is the intermediate as it is, which the output activates as it reads it.
+  // Returns whether inner is the intermediate before the activation, which the output's product
+  // applies when it reads it.
   bool activated_late() const {
     return output().activates() && (gated_ || activation_ != Activation::kNone);
   }

@@ -1,4 +1,4 @@
-// The keys and values of one attention in the cache of a whole stack.
+// The keys and values of one attention in the KV cache of a whole stack.
 #pragma once
 
 #include "core/tensor.h"
@@ -10,9 +10,9 @@ struct KeyValuePlanes {
   Tensor keys, values;
 };
 
-// The planes of attention `index`: planes 2 index and 2 index + 1 of [planes, pages, elements of a
-// page]. `page` is [kv_heads, page_size, head_dim]. Error when the cache has no such planes, or
-// pages of another size.
+// Returns the planes of attention `index`: planes 2 index and 2 index + 1 of [planes, pages,
+// elements of a page]. `page` is [kv_heads, page_size, head_dim]. Throws Error if the cache has no
+// such planes, or pages of another size.
 KeyValuePlanes planes_of(const char* attention, const Tensor& planes, int64_t index,
                          const Shape& page);
 

@@ -8,7 +8,8 @@
 namespace fusewire::layers {
 namespace {
 
-// One address for all layers that create the same temporaries, so that they share their plans.
+// Returns one address for all layers that create the same temporaries, so that they share their
+// workspace plans.
 const void* shared_address(std::vector<int64_t> temporaries) {
   static std::mutex mutex;
   static std::set<std::vector<int64_t>> known;

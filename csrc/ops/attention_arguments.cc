@@ -5,8 +5,8 @@
 namespace fusewire::ops {
 namespace {
 
-// By how many queries a sequence exceeds its keys, at most. What is recorded for many batches is
-// not known.
+// Returns by how many tokens the queries of a sequence exceed its keys at most; 0 for a bucket,
+// whose lengths are not known.
 int64_t excess_of(const SequenceBatch& queries, const SequenceBatch& keys) {
   const int32_t *q = queries.begin(), *k = keys.begin();
   if (q == k || !q || !k) return 0;

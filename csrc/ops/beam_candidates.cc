@@ -4,8 +4,8 @@
 namespace fusewire::ops {
 namespace {
 
-constexpr int64_t kMost = 2048;                        // what a block sorts (cuda/sampling)
-constexpr int64_t kElements = (int64_t{1} << 32) - 1;  // that 32 bits number
+constexpr int64_t kMost = 2048;                        // limit of a block's sort (cuda/sampling)
+constexpr int64_t kElements = (int64_t{1} << 32) - 1;  // 32-bit indices
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The one place where a tensor's device and element type choose the kernels.
+// The only place where a tensor's device and element type select the kernels.
 #pragma once
 
 #include "core/check.h"
@@ -8,7 +8,7 @@
 
 namespace fusewire::ops {
 
-// Calls launch(kernels), unless the stream only records or there is nothing to do.
+// Calls launch(kernels), unless the stream only records or there are no rows.
 template <class Launch>
 void dispatch(const Check& check, const Stream& stream, int64_t rows, Launch&& launch) {
   const Kernels& kernels = kernels_for(stream.device, check.dtype());
@@ -17,7 +17,7 @@ void dispatch(const Check& check, const Stream& stream, int64_t rows, Launch&& l
   launch(kernels);
 }
 
-// The same for an op of a backward pass.
+// As dispatch, for an op of a backward pass.
 template <class Launch>
 void dispatch_training(const Check& check, const Stream& stream, int64_t rows, Launch&& launch) {
   const TrainingKernels& kernels = training_kernels_for(stream.device, check.dtype());

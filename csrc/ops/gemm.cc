@@ -8,10 +8,10 @@
 
 namespace fusewire {
 
-// Bytes: where a weight that serves as it lies has to begin, so that TMA and vectors reach it.
+// Bytes: the alignment that TMA and vector loads need of a weight that is used in place.
 constexpr uintptr_t kWeightAlignment = 32;
 
-// Products of 8 bits, at most 2^14 each.
+// int32 sums hold this many products of 8 bits, at most 2^14 each.
 constexpr int64_t kMostInt8Inputs = int64_t{1} << 17;
 
 namespace {
@@ -35,12 +35,13 @@ const GemmKernels& gemm_of(const Weight& weight, DType dtype, const Check& check
   return *gemm;
 }
 
-// Whether a weight is its format's own bytes.
+// Returns whether a weight is already in the format's bytes.
 bool of_codes(const Tensor& weight) {
   return weight.dtype == DType::kUInt8;
 }
 
-// Whose kernels pack the weight. Bytes are packed alike for all that their kernels compute in.
+// Returns the dtype whose kernels pack the weight. Bytes are packed in the same way for every dtype
+// that kernels compute in.
 DType dtype_of(const Tensor& weight, const Stream& stream) {
   if (!of_codes(weight)) return weight.dtype;
   return stream.device.type == DeviceType::kCpu ? DType::kFloat32 : DType::kFloat16;
@@ -224,7 +225,7 @@ Product product(Check& check, const Tensor& out, const Tensor& x, const Linear& 
   a.out = out.data;
   a.out_stride = out.row_stride;
   a.x = {x.data, x.row_stride};
-  const bool turned = weight.transposed && gemm->packing_copies;  // it lies as it was given
+  const bool turned = weight.transposed && gemm->packing_copies;  // used as it is stored
   a.weight = {weight.data.get(),
               turned ? out_features.size : in.size,
               turned,

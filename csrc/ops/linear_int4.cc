@@ -1,4 +1,5 @@
-// Weights of 4-bit numbers, which come with their scales and zero points: nothing is rounded here.
+// Makes weights of 4-bit elements, which come with their scales and zero points: nothing is
+// quantised here.
 #include <vector>
 
 #include "core/allocator.h"
@@ -65,7 +66,7 @@ Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* 
   weight.in_features = in;
   weight.group = groups.size == 1 ? 0 : group;
   const CurrentDevice current(stream.device);
-  // Numbers that are stored as they are given are packed alike for every dtype that has kernels.
+  // 4-bit elements are packed in the same way for every dtype that has kernels.
   const DType computed = stream.device.type == DeviceType::kCpu ? DType::kFloat32 : DType::kFloat16;
   const GemmKernels* gemm = kernels_for(stream.device, computed).gemm(format);
   check.require(gemm && gemm->int4_scales_bytes, "format: got ", name_of(format), " on ",

@@ -1,4 +1,4 @@
-// Products of rows that another op makes just before.
+// Products whose input rows another op computes just before, so that both can be fused.
 #include "ops/dispatch.h"
 #include "ops/norm_arguments.h"
 #include "ops/ops.h"

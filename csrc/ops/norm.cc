@@ -30,7 +30,7 @@ NormArguments norm_arguments(Check& check, const Tensor& out, const Tensor& x,
 
 namespace {
 
-// Fills in where the rows of words are, and binds the sizes of their table.
+// Sets where the rows of the token embedding are, and the sizes of that table.
 void take_words(EmbedArguments& a, const Check& check, const Table& word, Dim& vocabulary,
                 const Dim& hidden, const Stream& stream) {
   const auto* matrix = std::get_if<const Tensor*>(&word);

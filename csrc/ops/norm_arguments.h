@@ -6,7 +6,7 @@
 
 namespace fusewire::ops {
 
-// residual and bias may be null.
+// Checks the operands and returns the arguments. residual and bias may be null.
 NormArguments norm_arguments(Check& check, const Tensor& out, const Tensor& x,
                              const Tensor* residual, const Tensor& weight, const Tensor* bias,
                              float eps);

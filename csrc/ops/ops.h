@@ -15,7 +15,7 @@ namespace fusewire::ops {
 #include "ops/ops.def"
 #undef OP
 
-// dropout_add with a seed that may be in memory.
+// As dropout_add, with a seed that may be in memory.
 void drop_and_add(const Tensor& out, const Tensor& x, const Tensor* residual,
                   const Dropout& dropout, const Stream& stream);
 

@@ -1,4 +1,4 @@
-// The ops of a cache of keys and values: store them, attend to them, both at once; copy its pages.
+// The ops of a KV cache: store keys and values, attend to them, both at once, and copy pages.
 #include <cmath>
 #include <optional>
 
@@ -10,7 +10,7 @@
 namespace fusewire::ops {
 namespace {
 
-// What the tensors of a layer's cache say.
+// The sizes and format of a layer's cache, taken from its tensors.
 struct Cache {
   int64_t pages, kv_heads, head_dim;
   CacheFormat format;

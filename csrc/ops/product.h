@@ -8,11 +8,11 @@
 namespace fusewire::ops {
 
 struct Product {
-  const GemmKernels* kernels;  // those of the weight's format
+  const GemmKernels* kernels;  // for the weight's format
   GemmArguments arguments;
 };
 
-// residual may be null.
+// Checks the operands and returns the arguments. residual may be null.
 Product product(Check& check, const Tensor& out, const Tensor& x, const Linear& linear,
                 Activation activation, const Tensor* residual, const Stream& stream);
 

@@ -1,4 +1,4 @@
-// What rotary checks, for the op that also rotates q and k.
+// The checks of rotary, also for the op that applies it before attention.
 #pragma once
 
 #include "core/check.h"

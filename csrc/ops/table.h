@@ -1,4 +1,4 @@
-// What ids choose rows of.
+// The table whose rows are selected by ids.
 #pragma once
 
 #include <variant>
@@ -8,8 +8,8 @@
 
 namespace fusewire {
 
-// A matrix [rows, columns], or an int8 weight whose rows are its outputs: that of a product over
-// the vocabulary may be the table of words too (tied embeddings).
+// A matrix [rows, columns], or an int8 weight whose rows are its outputs: the weight of the product
+// over the vocabulary may also be the token embedding (tied embeddings).
 using Table = std::variant<const Tensor*, const Linear*>;
 
 }  // namespace fusewire

@@ -1,4 +1,4 @@
-// The pages of beams, many requests a call: arrays in, arrays out.
+// Binds the page tables of beams. Each call serves many requests, with arrays in and out.
 #include "generation/beam_pages.h"
 
 #include <pybind11/stl.h>
@@ -18,7 +18,8 @@ namespace {
 namespace py = pybind11;
 using namespace py::literals;
 
-// Rows of request i: offsets[i] to offsets[i + 1] of `rows`.
+// Throws Error unless request i has the rows offsets[i] to offsets[i + 1] of `rows`; rows -1: any
+// number.
 void expect_offsets(const char* call, const Array<int32_t>& offsets, size_t requests,
                     py::ssize_t rows) {
   bool fits = offsets.ndim() == 1 && offsets.shape(0) == static_cast<py::ssize_t>(requests) + 1 &&
@@ -45,7 +46,7 @@ py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
   return array_of(wanted);
 }
 
-// What is to be done for the rows of the next step, and the pages that nobody reads any more.
+// The copies that the rows of the next step need, and the pages that no row reads any more.
 struct Forks {
   py::array_t<int64_t> sources, destinations;
   int64_t positions;
@@ -124,44 +125,42 @@ py::array_t<int32_t> beam_tables(const std::vector<BeamPages*>& pages,
 void register_beam_pages(py::module_& m) {
   py::class_<BeamPages>(
       m, "BeamPages",
-      "Which pages hold the keys and values of one request's beams: shared where they have the "
-      "same past, and a page of its own for each to write to.")
+      "The page tables of one request's beams: which pages hold their keys and values. Beams share "
+      "the pages of their common prefixes, and each writes to a page of its own.")
       .def(py::init([](int64_t beams, int64_t page_size,
                        const std::vector<std::vector<int32_t>>& tables,
                        int64_t length) { return BeamPages(beams, page_size, tables, length); }),
            py::kw_only(), "beams"_a, "page_size"_a, "tables"_a, "length"_a,
-           "tables: the pages of each beam's `length` stored positions; one table, the prompt's, "
-           "before the first fork. A last page that is not full is its beam's alone and will be "
-           "written; the others are only read, and may belong to others too.")
+           "tables: the pages of each beam's `length` stored positions; before the first fork one "
+           "table, the prompt's. A last page that is not full belongs to its beam alone and will "
+           "be written; the others are only read, and other beams may share them.")
       .def_property_readonly("length", &BeamPages::length,
-                             "Positions, with those that the coming step stores.")
+                             "Number of positions, including those that the next step stores.")
       .def_property_readonly(
           "pages", [](const BeamPages& p) { return array_of(p.pages()); },
-          "int32[n]: all that it was given and has not released.");
-  m.def(
-      "wanted_pages", &wanted_pages, "pages"_a, "offsets"_a,
-      "int64[requests]: pages to give to each before its fork; offsets as BeamStep's, and none for "
-      "a request without rows.");
-  m.def(
-      "give_pages", &give_pages, "pages"_a, "offsets"_a, "fresh"_a,
-      "Before fork_pages: fresh int32, the wanted pages of all requests, one after the other. "
-      "int32[rows]: the page that each row will write to where its request's page begins with the "
-      "fork, whoever its parent will be, else -1.");
-  py::class_<Forks>(m, "BeamForks", "What a fork leaves to do.")
+          "int32[n]: all pages that it was given and has not released.");
+  m.def("wanted_pages", &wanted_pages, "pages"_a, "offsets"_a,
+        "Returns int64[requests]: the number of pages that each request needs before its fork. "
+        "offsets as in BeamStep; a request without rows needs none.");
+  m.def("give_pages", &give_pages, "pages"_a, "offsets"_a, "fresh"_a,
+        "Gives the wanted pages, before fork_pages. fresh int32: the pages of all requests in "
+        "turn. Returns int32[rows]: the page that each row will write to if its request begins a "
+        "page with the fork, whichever its parent will be, otherwise -1.");
+  py::class_<Forks>(m, "BeamForks", "The copies that a fork needs, and the pages that it releases.")
       .def_readonly("sources", &Forks::sources,
                     "int64[copies]: pages to copy before the step, none of which is a destination.")
       .def_readonly("destinations", &Forks::destinations)
       .def_readonly("positions", &Forks::positions,
-                    "Of each page that is copied no more than so many are stored.")
+                    "The most positions that are stored in any page that is copied.")
       .def_readonly("released", &Forks::released, "int32[n]: pages to free.")
       .def_readonly("released_offsets", &Forks::released_offsets,
-                    "int32[requests + 1]: of request i from released_offsets[i] to "
+                    "int32[requests + 1]: request i releases released_offsets[i] to "
                     "released_offsets[i + 1].");
   m.def("fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a,
-        "Gives every row the past of its parent and room for one more position, all wanted pages "
-        "being given. offsets and parents as BeamStep's.");
+        "Makes every row continue its parent, with room for one more position. All wanted pages "
+        "must have been given. offsets and parents as in BeamStep.");
   m.def("beam_tables", &beam_tables, "pages"_a, "offsets"_a,
-        "int32[rows, width]: where the rows read and write behind a fork, 0 beyond a request's "
+        "Returns int32[rows, width]: the page table of each row after a fork, 0 beyond a request's "
         "pages. offsets as for that fork.");
 }
 

@@ -1,4 +1,4 @@
-// Beam search's bookkeeping, many requests a call: arrays in, arrays out.
+// Binds the bookkeeping of beam search. Each call serves many requests, with arrays in and out.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ EarlyStopping early_stopping_of(const py::object& value) {
        ", wanted True, False or \"never\"");
 }
 
-// What runs on, the rows of the next step; and what is certain now.
+// The running beams, which are the rows of the next step, and the tokens that are settled now.
 struct Step {
   py::array_t<int32_t> offsets, parents;
   py::array_t<int64_t> tokens;
@@ -39,7 +39,7 @@ struct Step {
   bool full;
 };
 
-// What the device and a step are told of searches, which have one group each.
+// What the device and a step need of searches with one group each.
 struct SearchRows {
   py::array_t<int32_t> offsets;
   py::array_t<float> scores;
@@ -143,12 +143,13 @@ void register_beams(py::module_& m) {
   py::class_<Hypothesis>(m, "Hypothesis", "A finished hypothesis of a beam search.")
       .def_property_readonly(
           "tokens", [](const Hypothesis& h) { return array_of(h.tokens); },
-          "int32[n], with the end-of-sequence token where there is one.")
+          "int32[n], including the end-of-sequence token, if there is one.")
       .def_property_readonly(
           "log_probs", [](const Hypothesis& h) { return array_of(h.log_probs); },
-          "float32[n], of each token, after what changes log-probabilities.")
+          "float32[n]: the log-probability of each token, after all processing of "
+          "log-probabilities.")
       .def_property_readonly(
-          "token_ids", [](const Hypothesis& h) { return h.tokens; }, "The tokens, in a list.")
+          "token_ids", [](const Hypothesis& h) { return h.tokens; }, "The tokens, as a list.")
       .def_property_readonly(
           "last_log_prob",
           [](const Hypothesis& h) { return h.log_probs.empty() ? 0.0f : h.log_probs.back(); })
@@ -159,14 +160,14 @@ void register_beams(py::module_& m) {
             for (size_t i = 0; i + 1 < h.log_probs.size(); ++i) sum += h.log_probs[i];
             return sum;
           },
-          "Of log_probs but the last one, added up one after the other in float64.")
-      .def_readonly("sum", &Hypothesis::sum, "Of log_probs.")
+          "The sum of all log_probs except the last, added in order in float64.")
+      .def_readonly("sum", &Hypothesis::sum, "The sum of log_probs.")
       .def_readonly("score", &Hypothesis::score, "sum / n ** length_penalty");
   py::class_<BeamSearch>(
       m, "BeamSearch",
-      "The bookkeeping of beam search for one request; semantics of transformers 5, but for ties, "
-      "which go to the lower beam and token, and for places that no live beam fills, which stay "
-      "empty.")
+      "The bookkeeping of beam search for one request. The semantics are those of transformers 5, "
+      "except that ties go to the lower beam and token, and that slots that no live beam fills "
+      "stay empty.")
       .def(py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
                        double length_penalty, const py::object& early_stopping, int64_t groups,
                        int64_t n, double patience, bool settles) {
@@ -176,14 +177,15 @@ void register_beams(py::module_& m) {
            py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
            "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
            "patience"_a = 1.0, "settles"_a = true,
-           "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
-           "`beams` finished hypotheses; False, when the best running beam at its length is no "
-           "better than the worst of them; \"never\", when it would not be at max_tokens either. "
-           "groups: that search by themselves with `beams` / `groups` each, as in transformers "
-           "4.56's group beam search. n: hypotheses that are asked for, the best. patience: a "
+           "max_tokens: tokens to generate, including the end-of-sequence token. early_stopping: "
+           "when a search stops. True: at `beams` finished hypotheses; False: when the best "
+           "running beam, at its current length, is no better than the worst of them; \"never\": "
+           "when it would be no better at max_tokens either. groups: number of groups, each of "
+           "which searches separately with `beams` / `groups` beams, as in transformers 4.56's "
+           "group beam search. n: number of hypotheses that are asked for, the best. patience: a "
            "search waits for round(patience * beams / groups) finished hypotheses of each group "
-           "instead of beams / groups, and keeps as many. settles: whether steps are to say what "
-           "they made certain.")
+           "instead of beams / groups, and keeps as many. settles: whether steps report which "
+           "tokens are settled.")
       .def(
           "again",
           [](const BeamSearch& s, int64_t max_tokens, bool settles) {
@@ -192,7 +194,7 @@ void register_beams(py::module_& m) {
             settings.settles = settles;
             return BeamSearch(std::move(settings));
           },
-          "max_tokens"_a, "settles"_a, "Another one, at its beginning, which else is the same.")
+          "max_tokens"_a, "settles"_a, "Returns a new search with the same settings except these.")
       .def_property_readonly("groups", [](const BeamSearch& s) { return s.settings().groups; })
       .def(
           "scores",
@@ -201,67 +203,74 @@ void register_beams(py::module_& m) {
             for (const RunningBeam& beam : s.running(group)) scores.push_back(beam.score);
             return array_of(scores);
           },
-          "group"_a = 0, "float32[n] of a group's running beams; before the first step 0 alone.")
+          "group"_a = 0,
+          "float32[n]: the scores of a group's running beams; before the first step a single 0.")
       .def(
           "runs", [](const BeamSearch& s, int64_t group) { return !s.running(group).empty(); },
-          "group"_a, "Whether the group has beams that run on.")
+          "group"_a, "Returns whether the group has running beams.")
       .def(
           "chosen_before",
           [](const BeamSearch& s, int64_t group) { return array_of(s.chosen_before(group)); },
           "group"_a,
-          "The tokens that the groups before this one have taken in the step that it has yet to "
-          "take, int32[n].")
+          "Returns int32[n]: the tokens that earlier groups have chosen in the step that this "
+          "group takes next.")
       .def_property_readonly("candidates", &BeamSearch::candidates,
-                             "How many a group needs of a step: max(2, 1 + end-of-sequence "
-                             "tokens) * beams / groups.")
+                             "The number of candidates that a group needs in a step: max(2, 1 + "
+                             "number of end-of-sequence tokens) * beams / groups.")
       .def_property_readonly("length", &BeamSearch::length, "Tokens generated by each beam.")
       .def_property_readonly("done", &BeamSearch::done)
       .def_property_readonly("broken", &BeamSearch::broken,
-                             "Done without an answer: its logits had NaN or +inf.")
+                             "Whether it is done without a hypothesis because its logits had NaN "
+                             "or +inf.")
       .def(
           "history", [](const BeamSearch& s, int64_t beam) { return array_of(s.history(beam)); },
-          "beam"_a, "The tokens that a running beam has generated, int32[length].")
+          "beam"_a, "Returns int32[length]: the tokens that a running beam has generated.")
       .def(
           "hypotheses",
           [](const BeamSearch& s, std::optional<int64_t> most) {
             return most ? s.hypotheses(*most) : s.hypotheses();
           },
           "most"_a = py::none(),
-          "The finished ones, at most as many as the search waits for, and at most so many, best "
-          "first; fewer where tokens were forbidden or the vocabulary is small.");
+          "Returns the finished hypotheses, best first: at most `most`, and at most the number "
+          "that the search waits for; fewer if tokens were forbidden or the vocabulary is small.");
   py::class_<Step>(m, "BeamStep",
-                   "The rows of the next step: of group i offsets[i] to offsets[i + 1] "
-                   "(int32[groups + 1]), none once it is done; groups of all searches in order.")
+                   "The rows of the next step. Group i has rows offsets[i] to offsets[i + 1] "
+                   "(int32[groups + 1]), none once it is done. The groups of all searches are in "
+                   "order.")
       .def_readonly("offsets", &Step::offsets)
       .def_readonly("parents", &Step::parents,
-                    "int32[rows]: the beam of its group that each goes on.")
+                    "int32[rows]: the index in its group of the beam that each row continues.")
       .def_readonly("tokens", &Step::tokens, "int64[rows]")
-      .def_readonly("scores", &Step::scores, "float32[rows], sums of log-probabilities.")
+      .def_readonly("scores", &Step::scores, "float32[rows]: sums of log-probabilities.")
       .def_readonly("settled_offsets", &Step::settled_offsets,
-                    "int32[searches + 1]: of search i the settled tokens from settled_offsets[i] "
-                    "to settled_offsets[i + 1] are new. Its n best hypotheses will begin with all "
-                    "that were settled, whatever comes. Once it is done there are none.")
+                    "int32[searches + 1]: the new settled tokens of search i are "
+                    "settled_offsets[i] to settled_offsets[i + 1]. Its n best hypotheses will "
+                    "begin with all its settled tokens. None once it is done.")
       .def_readonly("settled_tokens", &Step::settled_tokens, "int32[settled]")
       .def_readonly("settled_log_probs", &Step::settled_log_probs, "float32[settled]")
       .def_readonly("told", &Step::told,
-                    "int32[n]: the searches that are done or have settled tokens, ascending.")
-      .def_readonly("full", &Step::full, "Whether each has as many beams as it may.");
-  py::class_<SearchRows>(m, "SearchRows", "Of searches of one group each, what a step needs.")
+                    "int32[n]: the searches that are done or have new settled tokens, ascending.")
+      .def_readonly("full", &Step::full,
+                    "Whether each search has as many running beams as it may have.");
+  py::class_<SearchRows>(m, "SearchRows", "What a step needs of searches with one group each.")
       .def_readonly("offsets", &SearchRows::offsets,
                     "int32[searches + 1]: the running beams of search i are rows offsets[i] to "
                     "offsets[i + 1].")
       .def_readonly("scores", &SearchRows::scores, "float32[rows]")
-      .def_readonly("candidates", &SearchRows::candidates, "int32[searches]: that each wants.")
+      .def_readonly("candidates", &SearchRows::candidates,
+                    "int32[searches]: the number of candidates that each search needs.")
       .def_readonly("ends", &SearchRows::ends,
-                    "int32[searches, most of one]: tokens that end a text, -1 in what is left.");
+                    "int32[searches, most]: the end-of-sequence tokens of each search, padded with "
+                    "-1.");
   m.def("search_rows", &search_rows, "searches"_a,
-        "What a step needs of searches of one group each.");
+        "Returns what a step needs of searches with one group each.");
   m.def("advance_beams", &advance_beams, "searches"_a, "scores"_a, "log_probs"_a, "beams"_a,
         "tokens"_a, "group"_a = 0,
-        "Gives each search its row of what `beam_candidates` found for its group, [searches, "
-        "most].");
+        "Advances each search by its row of [searches, most], the results of `beam_candidates` for "
+        "the group.");
   m.def("running_beams", &running_beams, "searches"_a,
-        "What runs on after a step of all groups, and what it made certain; once a step.");
+        "Returns the running beams after a step of all groups, and the tokens that it settled. "
+        "Call it once per step.");
 }
 
 }  // namespace fusewire

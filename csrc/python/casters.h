@@ -1,4 +1,4 @@
-// Python strings for the library's enumerations.
+// Converts Python strings to the library's enumerations.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// A device by its name.
+// Devices by name.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace fusewire {
 
-// "cpu", "cuda" (the first) or "cuda:<index>"; Error for anything else.
+// Returns the device "cpu", "cuda" (the first) or "cuda:<index>". Throws Error for anything else.
 Device device_named(const std::string& name);
 
 }  // namespace fusewire

@@ -10,7 +10,7 @@ namespace {
 
 namespace py = pybind11;
 
-// The C structures of the protocol; names and layout are fixed by it.
+// The C structures of the protocol, which fixes their names and layout.
 struct DLDevice {
   int32_t device_type, device_id;
 };
@@ -46,8 +46,8 @@ struct Exported {
   std::array<int64_t, Shape::kMaxRank> shape, strides;
 };
 
-// The stream that has to wait, if any. On CUDA the standard's 1 and 2 are the runtime's own handles
-// of the legacy and the per-thread default stream.
+// Returns the stream that has to wait, if any. On CUDA the standard's 1 and 2 are the runtime's own
+// handles of the legacy and the per-thread default stream.
 std::optional<Stream> consumer_stream(const Device& device, const py::object& stream) {
   constexpr long long kDoNotWait = -1, kLegacyDefault = 1;
   int overflow = 0;
@@ -104,7 +104,7 @@ py::capsule to_dlpack(const Tensor& tensor, const py::object& stream, const py::
                         0},
                        exported,
                        [](DLManagedTensor* m) { delete static_cast<Exported*>(m->manager_ctx); }};
-  // A consumer renames the capsule and takes over the deleter; otherwise it is ours to call.
+  // A consumer renames the capsule and takes over the deleter; otherwise the capsule calls it.
   return py::capsule(&exported->managed, "dltensor", [](PyObject* capsule) {
     if (!PyCapsule_IsValid(capsule, "dltensor")) return;
     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));

@@ -7,8 +7,9 @@
 
 namespace fusewire {
 
-// `stream` is the consumer's, as the array API standard numbers them: it waits for all work of ours
-// on the device. None is the default stream, -1 does not wait.
+// Exports a view. `stream` is the consumer's, as numbered by the array API standard: it waits for
+// all work given so far to fusewire's streams on the device. None is the default stream, -1 does
+// not wait.
 pybind11::capsule to_dlpack(const Tensor& tensor, const pybind11::object& stream,
                             const pybind11::object& max_version, const pybind11::object& dl_device,
                             const pybind11::object& copy);

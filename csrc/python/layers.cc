@@ -1,4 +1,4 @@
-// Blocks, layers and stacks of them.
+// Binds blocks, layers and stacks.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -46,32 +46,31 @@ void register_blocks(py::module_& m) {
       .def(py::init(&new_norm), "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-12f,
            "kind"_a = "layer_norm", "kind: layer_norm, or rms_norm, which has no bias.")
       .def("apply", &Norm::apply, "out"_a, "x"_a, py::arg_v("stream", Stream{}, "Stream()"),
-           "out = norm(x), in place allowed.");
+           "Computes out = norm(x), in place allowed.");
 
   py::class_<Sublayer, std::shared_ptr<Sublayer>>(m, "Sublayer", "What a block adds to x.");
   py::class_<Attention, Sublayer, std::shared_ptr<Attention>>(
-      m, "Attention", "Self-attention, packed or over a cache.")
-      .def(
-          py::init(&new_attention), py::kw_only(), py::arg("qkv").none(false),
-          py::arg("output").none(false), "heads"_a, "kv_heads"_a = 0, "left"_a = py::none(),
-          "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "q_norm"_a = py::none(),
-          "k_norm"_a = py::none(), "rope"_a = py::none(), "position_bias"_a = py::none(),
-          "k_scale"_a = 1.0f, "v_scale"_a = 1.0f,
-          "qkv: rows q | k | v. kv_heads 0: as many as heads; a token sees those up to left before "
-          "and "
-          "right behind it, None: all; scale 0: 1 / sqrt(head_dim); rope: "
-          "(cos, sin) float32[positions, rotary_dim / 2]; position_bias: float32[heads, 2 L - 1]; "
-          "k_scale and v_scale: what a cache in float8 stands for is times these.");
+      m, "Attention", "Self-attention over a packed batch or over a KV cache.")
+      .def(py::init(&new_attention), py::kw_only(), py::arg("qkv").none(false),
+           py::arg("output").none(false), "heads"_a, "kv_heads"_a = 0, "left"_a = py::none(),
+           "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "q_norm"_a = py::none(),
+           "k_norm"_a = py::none(), "rope"_a = py::none(), "position_bias"_a = py::none(),
+           "k_scale"_a = 1.0f, "v_scale"_a = 1.0f,
+           "qkv: rows q | k | v. kv_heads: 0: as many as heads. left, right: a token attends to at "
+           "most so many tokens before and after it; None: to all. scale: 0: 1 / sqrt(head_dim). "
+           "rope: (cos, sin) float32[positions, rotary_dim / 2]. position_bias: float32[heads, 2 L "
+           "- 1]. k_scale, v_scale: multiply the keys and values of a cache in float8.");
   py::class_<CrossAttention, Sublayer, std::shared_ptr<CrossAttention>>(
-      m, "CrossAttention", "Attention to sources in a cache, behind the self-attention of a layer.")
+      m, "CrossAttention",
+      "Attention to sources in a KV cache, after the self-attention of a layer.")
       .def(py::init([](LinearPointer q, LinearPointer output, int64_t heads, float scale) {
              return std::make_shared<CrossAttention>(std::move(q), std::move(output), heads, scale);
            }),
            py::kw_only(), py::arg("q").none(false), py::arg("output").none(false), "heads"_a,
            "scale"_a = 0.0f,
-           "Reads the planes of the attention before it. scale 0: 1 / sqrt(head_dim).");
+           "It reads the planes of the attention before it. scale: 0: 1 / sqrt(head_dim).");
   py::class_<FeedForward, Sublayer, std::shared_ptr<FeedForward>>(m, "FeedForward",
-                                                                  "Dense or gated.")
+                                                                  "A feed-forward, dense or gated.")
       .def(py::init([](LinearPointer intermediate, LinearPointer output, Activation activation,
                        bool gated) {
              return std::make_shared<FeedForward>(std::move(intermediate), std::move(output),
@@ -79,8 +78,8 @@ void register_blocks(py::module_& m) {
            }),
            py::kw_only(), py::arg("intermediate").none(false), py::arg("output").none(false),
            "activation"_a = "gelu_erf", "gated"_a = false,
-           "gated: rows a | b of intermediate, of which activation(a) * b is made.");
-  py::class_<Block>(m, "Block", "A sublayer among norms, with its residual.")
+           "gated: intermediate has rows a | b, and activation(a) * b is computed.");
+  py::class_<Block>(m, "Block", "A sublayer with its norms and residual.")
       .def(py::init([](std::shared_ptr<Sublayer> sublayer, NormOrNone input_norm,
                        NormOrNone output_norm, NormOrNone residual_norm) {
              return Block{std::move(sublayer), std::move(input_norm), std::move(output_norm),
@@ -112,8 +111,7 @@ void register_stacks(py::module_& m) {
           },
           "x"_a, "batch"_a, "workspace"_a, "positions"_a = py::none(),
           py::arg_v("stream", Stream{}, "Stream()"),
-          "Replaces x[tokens, hidden] by the stack's output. positions: int32[tokens], for rotary "
-          "angles.")
+          "Replaces x[tokens, hidden] by the stack's output. positions: int32[tokens], for RoPE.")
       .def(
           "forward_outputs",
           [](const Stack& stack, const Tensor& out, const Tensor& tokens,
@@ -124,9 +122,9 @@ void register_stacks(py::module_& m) {
           },
           "out"_a, "tokens"_a, "outputs"_a, "x"_a, "batch"_a, "workspace"_a,
           "positions"_a = py::none(), py::arg_v("stream", Stream{}, "Stream()"),
-          "The same for tokens int64[n] alone, in the order of their sequences, of which `outputs` "
-          "has the offsets: fills out[n, hidden] and overwrites x. Attention must see all tokens "
-          "of a sequence alike.")
+          "As forward, but computes only the outputs of `tokens` int64[n], in the order of their "
+          "sequences, whose offsets `outputs` has: writes out[n, hidden] and overwrites x. "
+          "Attention must see all tokens of a sequence alike.")
       .def(
           "forward_cached",
           [](const Stack& stack, const Tensor& x, const PagedBatch& batch, const Tensor& planes,
@@ -138,10 +136,11 @@ void register_stacks(py::module_& m) {
           },
           "x"_a, "batch"_a, "planes"_a, "workspace"_a, "positions"_a = py::none(),
           py::arg_v("stream", Stream{}, "Stream()"), "sources"_a = py::none(),
-          "The same for new tokens of sequences whose keys and values lie in pages, planes 2 i and "
-          "2 i + 1 [pages, kv_heads * page_size * head_dim] for attention i: they join them there "
-          "and see those up to themselves. sources: for the same new tokens the pages of each "
-          "sequence's source, which cross attention reads in the same planes.");
+          "As forward, for new tokens of sequences whose keys and values are in pages: planes 2 i "
+          "and 2 i + 1 [pages, kv_heads * page_size * head_dim] for attention i. The keys and "
+          "values of new tokens are stored there, and each token attends to those up to itself. "
+          "sources: for the same new tokens the pages of each sequence's source, which cross "
+          "attention reads in the same planes.");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The Python face of the kernel library: `fusewire._C`, imported by fusewire.kernels alone.
+// The Python module of the kernel library, `fusewire._C`. Only fusewire.kernels imports it.
 #include "core/error.h"
 #include "python/register.h"
 
@@ -7,10 +7,11 @@ namespace {
 
 namespace py = pybind11;
 
-// Kinds of errors as Python types: Error, a RuntimeError, and two below it. The module holds them.
+// Registers the kinds of errors as Python types: Error, a RuntimeError, and two subclasses. The
+// module owns them.
 void register_errors(py::module_& m) {
   static const py::handle error = py::exception<Error>(m, "Error", PyExc_RuntimeError).release();
-  // A MemoryError as well, as numpy's is, so that one test finds both.
+  // It is also a MemoryError, as numpy's is, so that one `except` catches both.
   static const py::handle out_of_memory =
       py::exception<Error>(m, "OutOfMemory", py::make_tuple(error, py::handle(PyExc_MemoryError)))
           .release();

@@ -20,7 +20,7 @@ namespace py = pybind11;
 
 // "(const Tensor& out, float eps)" -> {"out", "eps"}: the last word of each argument.
 const std::vector<std::string>& argument_names(const std::string& signature) {
-  static std::list<std::vector<std::string>> kept;  // py::arg holds pointers into these
+  static std::list<std::vector<std::string>> kept;  // py::arg keeps pointers into these
   std::vector<std::string> names;
   size_t begin = 1;
   while (begin < signature.size()) {
@@ -68,15 +68,16 @@ void register_ops(py::module_& m) {
            }),
            py::arg("cu_seqlens"), py::arg_v("stream", Stream{}, "Stream()"))
       .def(py::init<Tensor, Tensor>(), py::arg("cu_seqlens"), py::arg("device_offsets"),
-           "The same offsets twice: on the host, and where the kernels run.")
+           "The same offsets twice: on the host, and on the device of the kernels.")
       .def_static("bucket", &SequenceBatch::bucket, py::arg("device_offsets"), py::arg("tokens"),
                   py::arg("max_seqlen"),
-                  "Upper bounds, for what is captured once; the offsets are read at every replay.")
+                  "Returns a batch of which only upper bounds are known, for a capture; the "
+                  "offsets are read at every replay.")
       .def_property_readonly("tokens", &SequenceBatch::tokens)
       .def_property_readonly("sequences", &SequenceBatch::sequences)
       .def_property_readonly("max_seqlen", &SequenceBatch::max_seqlen);
   py::class_<PagedBatch>(m, "PagedBatch",
-                         "New tokens of sequences whose keys and values live in pages: position p "
+                         "New tokens of sequences whose keys and values are in pages: position p "
                          "is row p % page_size of page block_table[sequence, p / page_size].")
       .def(py::init([](const SequenceBatch& batch, const Tensor& context_lengths,
                        const Tensor& block_table, int64_t page_size, const Stream& stream) {
@@ -87,15 +88,15 @@ void register_ops(py::module_& m) {
            py::arg("batch"), py::arg("context_lengths"), py::arg("block_table"),
            py::arg("page_size"), py::arg_v("stream", Stream{}, "Stream()"),
            "context_lengths int32[sequences]: positions in the cache once the new tokens are "
-           "stored; block_table int32[sequences, pages]; both on the host.")
+           "stored. block_table int32[sequences, pages]. Both are on the host.")
       .def(py::init<SequenceBatch, Tensor, Tensor, int64_t, Tensor, Tensor>(), py::arg("batch"),
            py::arg("context_lengths"), py::arg("block_table"), py::arg("page_size"),
            py::arg("device_context_lengths"), py::arg("device_block_table"),
-           "The same numbers twice: on the host, and where the kernels run.")
+           "The same lengths and tables twice: on the host, and on the device of the kernels.")
       .def_static("bucket", &PagedBatch::bucket, py::arg("batch"),
                   py::arg("device_context_lengths"), py::arg("device_block_table"),
                   py::arg("page_size"), py::arg("max_context"),
-                  "For what is captured once: lengths and tables are read at every replay.")
+                  "Returns a batch for a capture: lengths and tables are read at every replay.")
       .def_property_readonly("tokens", &PagedBatch::tokens)
       .def_property_readonly("sequences", &PagedBatch::sequences)
       .def_property_readonly("page_size", &PagedBatch::page_size)
@@ -103,11 +104,10 @@ void register_ops(py::module_& m) {
   m.attr("UNLIMITED") = kUnlimited;
   py::class_<AttentionSpec>(
       m, "AttentionSpec",
-      "What an attention is: query i sees key j when i - j <= left and j - i <= right. Everything "
-      "by default; right 0: causal. soft_cap 0: none. dropout: the probability that a weight is "
-      "dropped, by Philox with the key dropout_seed from the counter dropout_offset on. k_scale "
-      "and v_scale: of "
-      "a cache in float8.")
+      "The settings of an attention. Query i attends to key j if i - j <= left and j - i <= right; "
+      "by default to all keys; right 0: causal. soft_cap 0: none. dropout: the probability that a "
+      "weight is dropped, by Philox with the key dropout_seed from the counter dropout_offset on. "
+      "k_scale and v_scale: of a cache in float8.")
       .def(py::init([](int64_t heads, float scale, int64_t left, int64_t right, float soft_cap,
                        float dropout, int64_t dropout_seed, int64_t dropout_offset, float k_scale,
                        float v_scale) {
@@ -121,16 +121,16 @@ void register_ops(py::module_& m) {
            py::arg("v_scale") = 1.0f);
   py::class_<Linear, std::shared_ptr<Linear>>(
       m, "Linear",
-      "weight[out_features, in_features] packed for the target, with its bias; both come from "
-      "the stream's device or both from the host. nbytes: of what it holds by itself, which a "
-      "weight on a GPU is not. transposed: the weight is [in_features, out_features]. "
-      "format: that it is packed in, float32, float16, bfloat16, int8, float8_e4m3 or "
-      "float8_e4m3_blocks, None: the tensor's own. scales: float32[out_features] of an int8 or "
-      "float8_e4m3 weight, None: as its rows' largest magnitudes have it. A uint8 weight is the "
-      "bytes of the format's numbers themselves, whose scales are given; that of "
-      "float8_e4m3_blocks always is, with scales [out_features / 128, in_features / 128], rounded "
-      "up. input_scale: with which what a float8_e4m3 weight is multiplied by is quantised, with "
-      "saturation; 0: each row by its own largest magnitude.")
+      "weight[out_features, in_features] packed for the target, with its bias. Both come from the "
+      "stream's device or both from the host. nbytes: the memory that it allocates, which does not "
+      "include a weight on a GPU that it shares. transposed: the weight is [in_features, "
+      "out_features]. format: the format to pack the weight in, float32, float16, bfloat16, int8, "
+      "float8_e4m3 or float8_e4m3_blocks; None: that of the tensor. scales: float32[out_features] "
+      "of an int8 or float8_e4m3 weight; None: computed from the largest magnitude of each row. A "
+      "uint8 weight consists of the format's own bytes and needs scales. For float8_e4m3_blocks it "
+      "must be uint8, with scales [out_features / 128, in_features / 128], rounded up. "
+      "input_scale: the scale that quantises the input of a float8_e4m3 weight, with saturation; "
+      "0: each row is scaled by its own largest magnitude.")
       .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream,
                        bool transposed, std::optional<std::string> format, const Tensor* scales,
                        float input_scale) {
@@ -153,20 +153,20 @@ void register_ops(py::module_& m) {
           py::arg("codes"), py::arg("scales"), py::arg("zeros") = py::none(),
           py::arg("bias") = py::none(), py::arg_v("stream", Stream{}, "Stream()"),
           py::arg("format") = "int4", py::arg("order") = py::none(),
-          "Of 4-bit numbers: codes uint8[out_features, in_features / 2], the first of two in the "
-          "low bits, stand for scales * (code - zeros), float32 and uint8 [out_features, groups] "
-          "of neighbouring inputs; zeros None: 8. Groups are a power of two of inputs, at least "
-          "32, or all of them. format: int4, or on CPUs w4a8, of which what it is multiplied by "
-          "is rounded to int8, each row by its own largest magnitude. order int32[in_features], "
-          "of the host: input i of the codes belongs to input order[i] of a row; None: they are "
-          "in order.")
+          "Returns a Linear with a weight in 4 bits. codes uint8[out_features, in_features / 2], "
+          "with the first of two inputs in the low bits, stand for scales * (code - zeros). scales "
+          "float32 and zeros uint8 are [out_features, groups] for groups of neighbouring inputs; "
+          "zeros None: 8. The size of a group is a power of two, at least 32, or all inputs. "
+          "format: int4, or on CPUs w4a8, for which the input is quantised to int8, with a scale "
+          "per row from its largest magnitude. order int32[in_features], on the host: input i of "
+          "the codes multiplies input order[i] of a row; None: the same order.")
       .def("refresh", &Linear::refresh, py::arg("weight"), py::arg("bias") = py::none(),
            py::arg_v("stream", Stream{}, "Stream()"),
-           "Packs other numbers of the same shapes in the place of those there were.",
+           "Replaces the weight and bias by others of the same shapes.",
            py::call_guard<py::gil_scoped_release>())
       .def("with_bias", &Linear::with_bias, py::arg("bias"),
            py::arg_v("stream", Stream{}, "Stream()"),
-           "The same weight, in the same memory, with this bias.")
+           "Returns a Linear with the same weight, in the same memory, and this bias.")
       .def_property_readonly("in_features", &Linear::in_features)
       .def_property_readonly("out_features", &Linear::out_features)
       .def_property_readonly("format",
@@ -179,16 +179,17 @@ void register_ops(py::module_& m) {
         return weight_formats(dtype_named(dtype), stream);
       },
       py::arg("dtype"), py::arg_v("stream", Stream{}, "Stream()"),
-      "Formats of weights for which the stream's device has kernels that compute in dtype.");
+      "Returns the formats of weights for which the stream's device has kernels that compute in "
+      "dtype.");
   m.def(
       "rows_to_tune",
       [](int64_t max_rows, const std::string& dtype, const Stream& stream) {
         return rows_to_tune(max_rows, dtype_named(dtype), stream);
       },
       py::arg("max_rows"), py::arg("dtype"), py::arg_v("stream", Stream{}, "Stream()"),
-      "Numbers of rows, ascending, to run a model with while its stream is tuning, so that the "
-      "kernels of its matrix products are chosen for every number up to max_rows; empty where "
-      "there is no choice.");
+      "Returns the numbers of rows, ascending, to run a model with while its stream is tuning, so "
+      "that the kernels of its matrix products are chosen for every number up to max_rows; empty "
+      "if there is no choice.");
 
   py::dict table;
 #define OP(name, signature, meaning)                  \

@@ -1,4 +1,4 @@
-// The parts of the module, each in its own file.
+// Registers the parts of the module, each defined in its own file.
 #pragma once
 
 #include <pybind11/pybind11.h>

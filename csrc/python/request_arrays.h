@@ -1,4 +1,4 @@
-// Arrays of calls that serve many requests at once.
+// Arrays for calls that serve many requests at once.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -10,7 +10,7 @@
 
 namespace fusewire {
 
-// Of exactly this type of element: nothing is converted.
+// An array of exactly this element type: nothing is converted.
 template <class T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
 

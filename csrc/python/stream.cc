@@ -1,4 +1,4 @@
-// Streams, what crosses between host and device, and recorded work.
+// Binds streams, devices and captured graphs.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -12,7 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Work recorded on a stream. What it was recorded from is its owner's to keep alive.
+// A graph captured on a stream. Its owner must keep what it uses alive.
 struct Graph {
   std::shared_ptr<void> recorded;
 
@@ -49,7 +49,7 @@ std::vector<std::pair<std::string, std::string>> devices() {
 
 void register_stream(py::module_& m) {
   py::class_<Stream, std::shared_ptr<Stream>>(
-      m, "Stream", "An order of work on a device; on the CPU work is done when a call returns.")
+      m, "Stream", "A sequence of work on a device. On the CPU work is done when a call returns.")
       .def(py::init([](const std::string& device) { return make_stream(device_named(device)); }),
            py::arg("device") = "cpu")
       .def_static(
@@ -59,8 +59,9 @@ void register_stream(py::module_& m) {
                 Stream{device_named(device), reinterpret_cast<void*>(handle)});
           },
           py::arg("device"), py::arg("handle"),
-          "A stream of somebody else's, torch's, by its device's own handle. It has to live while "
-          "work is given to it and memory that was allocated for it is in use.")
+          "Returns a stream for an existing one, such as torch's, by the device's own handle. That "
+          "stream must live while work is given to it and memory that was allocated for it is in "
+          "use.")
       .def_property_readonly("device", [](const Stream& s) { return s.device.text(); })
       .def_property_readonly(
           "handle", [](const Stream& s) { return reinterpret_cast<uintptr_t>(s.handle); },
@@ -68,20 +69,22 @@ void register_stream(py::module_& m) {
       .def_property_readonly("can_capture",
                              [](const Stream& s) { return runtime(s.device.type).can_capture(); })
       .def_readwrite("tuning", &Stream::tuning,
-                     "Whether kernels that can be computed in several ways are timed when they are "
-                     "first seen: while a model loads.")
+                     "Whether products that several kernels can compute are timed when they are "
+                     "first seen, as while a model loads.")
       .def(
           "synchronize", [](const Stream& s) { runtime(s.device.type).synchronize(s); },
           py::call_guard<py::gil_scoped_release>(), "Waits for the work given so far.");
-  py::class_<Graph>(m, "Graph", "Work that `capture` recorded.")
+  py::class_<Graph>(m, "Graph", "A graph that `capture` recorded.")
       .def("replay", &Graph::replay, py::arg("stream"), py::call_guard<py::gil_scoped_release>());
   m.def("capture", &capture, py::arg("stream"), py::arg("work"),
-        "Records what work() gives to the stream, without doing it. Its tensors and weights must "
-        "stay where they are for as long as the graph is replayed.");
-  m.def("devices", &devices, "(name, model) of every device this build and machine have.");
+        "Captures the work that work() gives to the stream, without running it, and returns the "
+        "graph. Its tensors and weights must keep their addresses for as long as the graph is "
+        "replayed.");
+  m.def("devices", &devices,
+        "Returns (name, model) of every device that this build and machine have.");
   m.def(
       "cuda_built", [] { return has_runtime(DeviceType::kCuda); },
-      "Whether this build has CUDA kernels.");
+      "Returns whether this build has CUDA kernels.");
 }
 
 }  // namespace fusewire

@@ -1,4 +1,4 @@
-// Tensor, with numpy and DLPack at its edges. No copy is made in either direction.
+// Binds Tensor, with conversions from and to numpy and DLPack that never copy.
 #include "core/tensor.h"
 
 #include <pybind11/numpy.h>
@@ -43,7 +43,7 @@ Tensor from_numpy(const py::array& array) {
   } else if (kind == 'u' && size == 1) {
     dtype = DType::kUInt8;
   } else if (kind == 'u' && size == 2) {
-    dtype = DType::kBFloat16;  // numpy has no bfloat16; its bits are
+    dtype = DType::kBFloat16;  // numpy has no bfloat16: uint16 stands for its bits
   } else {
     fail("Tensor.from_numpy: got dtype ", std::string(py::str(array.dtype())),
          ", wanted float32, float16, int32, int64, uint8, or uint16 for the bits of a bfloat16");
@@ -71,7 +71,7 @@ py::array to_numpy(const Tensor& t) {
                        : t.dtype == DType::kInt32   ? "i4"
                        : t.dtype == DType::kInt64   ? "i8"
                        : t.dtype == DType::kUInt8   ? "u1"
-                                                    : "u2";  // a bfloat16's bits
+                                                    : "u2";  // the bits of a bfloat16
   const auto item = static_cast<py::ssize_t>(size_of(t.dtype));
   std::vector<py::ssize_t> shape(t.shape.rank()), strides(t.shape.rank());
   py::ssize_t stride = item;
@@ -112,7 +112,7 @@ Tensor columns(const Tensor& whole, int64_t begin, int64_t width) {
   return whole.columns(begin, width);
 }
 
-// Into memory that stays where it is.
+// Copies into existing memory.
 void write(const Tensor& to, const Tensor& source, const Stream& stream) {
   const bool from_host = source.device.type == DeviceType::kCpu;
   if (to.device != stream.device || !(from_host || source.device == to.device) ||
@@ -134,24 +134,25 @@ void write(const Tensor& to, const Tensor& source, const Stream& stream) {
 void register_tensor(py::module_& m) {
   py::class_<Tensor>(m, "Tensor", "Data, shape, dtype, device, owner.")
       .def_static("from_numpy", &from_numpy, py::arg("array"),
-                  "A view of a C-contiguous array, which is kept alive; uint16 are the bits of "
-                  "bfloat16.")
+                  "Returns a view of a C-contiguous array, which is kept alive; uint16 stands for "
+                  "the bits of bfloat16.")
       .def_static("from_dlpack", &from_dlpack, py::arg("source"),
-                  "A view of any object with __dlpack__, which is kept alive. Work on it must have "
-                  "been waited for: streams are not ordered with the source's.")
+                  "Returns a view of any object with __dlpack__, which is kept alive. Synchronise "
+                  "with the source first: its streams are not ordered with fusewire's.")
       .def("numpy", &to_numpy,
-           "A numpy view that keeps the tensor alive; a bfloat16's bits are uint16.")
+           "Returns a numpy view that keeps the tensor alive; the bits of bfloat16 are uint16.")
       .def("section", &section, py::arg("begin"), py::arg("shape"), py::arg("dtype"),
-           "A dense tensor inside this one's bytes, beginning at byte `begin`, as a view.")
-      .def("first", &first_rows, py::arg("count"), "The first rows of a matrix, as a view.")
+           "Returns a view of this tensor's bytes from byte `begin` on, as a dense tensor.")
+      .def("first", &first_rows, py::arg("count"),
+           "Returns the first rows of a vector or matrix, as a view.")
       .def("columns", &columns, py::arg("begin"), py::arg("width"),
-           "Neighbouring columns of a matrix, as a view.")
-      .def(
-          "__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
-          py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
-          py::arg("copy") = py::none(),
-          "A view. The consumer's `stream` (None: the default stream; -1: none) waits for what our "
-          "streams on the device were given so far. Who lets go of the view is done with it.")
+           "Returns neighbouring columns of a matrix, as a view.")
+      .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
+           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+           py::arg("copy") = py::none(),
+           "Returns a view. The consumer's `stream` (None: the default stream; -1: none) waits for "
+           "the work given so far to fusewire's streams on the device. Its reads must have ended "
+           "when it releases the view.")
       .def("__dlpack_device__", &dlpack_device)
       .def_property_readonly("shape", &shape_tuple)
       .def_property_readonly("dtype", [](const Tensor& t) { return name_of(t.dtype); })
@@ -170,7 +171,7 @@ void register_tensor(py::module_& m) {
       },
       py::arg("shape"), py::arg("dtype") = "float32", py::arg("tag") = "output",
       py::arg_v("stream", Stream{}, "Stream()"),
-      "A dense tensor from the process's allocator, not initialised.");
+      "Returns a dense tensor from the process's allocator, not initialised.");
   m.def(
       "matrix",
       [](int64_t rows, int64_t cols, std::string_view dtype, std::string_view tag,
@@ -182,23 +183,26 @@ void register_tensor(py::module_& m) {
       },
       py::arg("rows"), py::arg("cols"), py::arg("dtype") = "float32", py::arg("tag") = "output",
       py::arg_v("stream", Stream{}, "Stream()"),
-      "A matrix whose rows lie apart as the kernels like them, not initialised.");
+      "Returns a matrix with the row stride that the kernels prefer, not initialised.");
   m.def("upload", &upload, py::arg("host"), py::arg("tag") = "input",
         py::arg_v("stream", Stream{}, "Stream()"),
-        "The tensor in the memory of the stream's device: itself on the CPU, else a copy.");
+        "Returns the tensor in the memory of the stream's device: itself on the CPU, otherwise a "
+        "copy.");
   m.def("write", &write, py::arg("to"), py::arg("source"),
         py::arg_v("stream", Stream{}, "Stream()"),
-        "Copies into memory that stays where it is, from the host or the stream's device.");
+        "Copies from the host or the stream's device into existing memory.");
   m.def("download", &download, py::arg("tensor"), py::arg_v("stream", Stream{}, "Stream()"),
         py::call_guard<py::gil_scoped_release>(),
-        "The tensor on the CPU, after the stream's work so far: itself there, else a copy.");
+        "Returns the tensor on the CPU, after the stream's work so far: itself there, otherwise a "
+        "copy.");
   py::class_<Readback>(m, "Readback",
-                       "The values of a dense tensor on their way to the host, as the stream's "
-                       "work so far leaves them.")
+                       "A copy of a dense tensor to the host, of its values after the stream's "
+                       "work so far.")
       .def(py::init<const Tensor&, const Stream&>(), py::arg("tensor"),
            py::arg_v("stream", Stream{}, "Stream()"))
       .def("wait", &Readback::wait, py::call_guard<py::gil_scoped_release>(),
-           "A copy on the CPU; waits for the values, not for what the stream was given since.");
+           "Waits for the values and returns them on the CPU. Does not wait for later work of the "
+           "stream.");
 }
 
 }  // namespace fusewire

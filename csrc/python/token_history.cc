@@ -1,4 +1,4 @@
-// What texts so far say of their next tokens, many requests a call.
+// Binds token histories. Each call serves many requests.
 #include "generation/token_history.h"
 
 #include <pybind11/stl.h>
@@ -97,43 +97,43 @@ py::tuple seen_tokens(const std::vector<const TokenHistories*>& all) {
 void register_token_history(py::module_& m) {
   py::class_<TokenHistories>(
       m, "TokenHistories",
-      "The texts of one request that go on together, a row each, and what their tokens so far say "
-      "of the next ones, as transformers' logits processors do.")
+      "The texts of one request that are generated together, one per row, and what their previous "
+      "tokens imply for the next ones, as transformers' logits processors do.")
       .def(py::init(&begin), py::kw_only(), "prompt_ids"_a = Tokens{}, "source_ids"_a = Tokens{},
            "biases"_a = std::map<int32_t, float>{}, "stop_token_ids"_a = Tokens{},
            "min_new_tokens"_a = 0, "begin_suppress_tokens"_a = Tokens{}, "begin"_a = 0,
            "bad_words"_a = std::vector<Tokens>{}, "no_repeat_ngram_size"_a = 0,
            "encoder_no_repeat_ngram_size"_a = 0, "counts_prompt"_a = false,
            "counts_tokens"_a = false,
-           "One text behind prompt_ids. biases: of every step. stop_token_ids: forbidden before "
-           "there are min_new_tokens. begin_suppress_tokens: forbidden behind `begin` new ones. "
-           "bad_words: of 2 tokens or more. source_ids: what an encoder reads, of which no n-gram "
-           "of encoder_no_repeat_ngram_size is written. counts_tokens: seen_tokens has the tokens "
-           "generated; counts_prompt: and those of the prompt.")
+           "Begins with one text after prompt_ids. biases: added in every step. stop_token_ids: "
+           "forbidden before min_new_tokens. begin_suppress_tokens: forbidden after exactly "
+           "`begin` new tokens. bad_words: of 2 tokens or more. source_ids: the encoder's input, "
+           "no n-gram of which, of encoder_no_repeat_ngram_size tokens, is generated. "
+           "counts_tokens: seen_tokens has the generated tokens; counts_prompt: also those of the "
+           "prompt.")
       .def_property_readonly("rows", &TokenHistories::rows)
       .def(
-          "fork", [](const TokenHistories& h) { return h; }, "A copy, which goes on by itself.")
+          "fork", [](const TokenHistories& h) { return h; }, "Returns an independent copy.")
       .def(
           "append",
           [](TokenHistories& h, int64_t token) {
             const int32_t parent = 0;
             h.advance(&parent, &token, 1);
           },
-          "token"_a, "Of a single row.")
+          "token"_a, "Appends a token to the single row.")
       .def("advance", &advance, "parents"_a, "tokens"_a,
-           "Row i becomes row parents[i] (int32) with tokens[i] (int64) behind it.")
+           "Makes row i row parents[i] (int32) followed by tokens[i] (int64).")
       .def("penalize_once", &TokenHistories::penalize_once, "tokens"_a, "penalty"_a,
-           "Subtracts the penalty in the coming step for each of the tokens, once for each time it "
-           "is there.");
+           "Subtracts the penalty in the next step for each of the tokens, as often as it occurs.");
   m.def("append_tokens", &append_tokens, "histories"_a, "tokens"_a,
-        "Puts each token behind the single row of its history; -1: behind none.");
+        "Appends each token to the single row of its history; -1: appends nothing.");
   m.def("token_biases", &token_biases, "histories"_a,
-        "(rows int32, tokens int32, values float32): what is added to the logits of the next "
-        "tokens, each token of a row once, -inf where it is forbidden. Rows of all histories, one "
-        "after the other.");
+        "Returns (rows int32, tokens int32, values float32): what is added to the logits of the "
+        "next tokens, each token of a row once, -inf if it is forbidden. The rows of all histories "
+        "are numbered in turn.");
   m.def("seen_tokens", &seen_tokens, "histories"_a,
-        "(offsets int32[rows + 1], tokens int32, counts int32): the distinct tokens that penalties "
-        "concern, of row i from offsets[i] on, and how often each was generated.");
+        "Returns (offsets int32[rows + 1], tokens int32, counts int32): the distinct tokens that "
+        "penalties concern, of row i from offsets[i] on, and how often each was generated.");
 }
 
 }  // namespace fusewire

@@ -7,7 +7,7 @@
 namespace fusewire::train {
 namespace {
 
-// Both as the scratch memory holds them: rows equally far apart.
+// Copies between two scratch matrices of the same row stride.
 void copy(const Tensor& to, const Tensor& from, const Stream& stream) {
   if (stream.recording) return;
   const size_t bytes = static_cast<size_t>(from.shape[0] * from.row_stride) * size_of(from.dtype);
@@ -59,7 +59,7 @@ void Attention::forward(const Tensor& x, SublayerActivations& a, const Pass& pas
   const AttentionOptions& o = options_;
   a.projected = pass.matrix(qkv_->out_features());
   qkv_->forward(*a.projected, x, Activation::kNone, pass);
-  if (pass.saves && (o.q_norm || o.k_norm)) {  // whose backward reads what they overwrite
+  if (pass.saves && (o.q_norm || o.k_norm)) {  // their backward reads what they overwrite
     a.attended = pass.matrix(qkv_->out_features());
     copy(*a.attended, *a.projected, pass.stream);
   }
@@ -88,7 +88,8 @@ void Attention::backward_heads(const Heads& d, const Tensor& dinner, const Subla
                             pass.batch, pass.batch, spec(pass), bias, **a.log_sum_exp, pass.stream);
   };
   if (!bias) return backward(nullptr);
-  // In the plan whether it is wanted or not, which a forward does not know.
+  // The row is part of the plan whether the gradient is wanted or not, because the plan is made
+  // before this is known.
   const ScratchTensor row = pass.scratch.tensor({1, bias->shape.elements()});
   const auto& sums = pass.gradients.biases;
   const auto number = static_cast<size_t>(*options_.position_bias);

@@ -7,16 +7,16 @@
 namespace fusewire::train {
 
 struct AttentionOptions : layers::HeadOptions {
-  float dropout = 0;                   // of attention weights
-  std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
+  float dropout = 0;                   // probability that an attention weight is dropped
+  std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before RoPE, [head_dim]
   std::optional<layers::Rope> rope;
-  Tensor negative_sin;                   // of the rope: turns gradients back
-  std::optional<int64_t> position_bias;  // which of Pass.biases it adds to its scores
+  Tensor negative_sin;                   // of RoPE: rotates gradients back
+  std::optional<int64_t> position_bias;  // index in Pass.biases of the bias that is added to scores
 };
 
 class Attention : public Sublayer {
  public:
-  // qkv rows q | k | v. Error when weights and options do not fit.
+  // The rows of qkv are q | k | v. Throws Error if weights and options do not fit.
   Attention(std::shared_ptr<const Linear> qkv, std::shared_ptr<const Linear> output,
             AttentionOptions options);
 
@@ -32,7 +32,7 @@ class Attention : public Sublayer {
   };
   Heads split(const Tensor& qkv) const;
   AttentionSpec spec(const Pass& pass) const;
-  // Null: none. Error for a pass without it.
+  // Returns the position bias; null: none. Throws Error for a pass without it.
   const Tensor* bias(const Pass& pass) const;
   void backward_heads(const Heads& d, const Tensor& dinner, const SublayerActivations& a,
                       const Pass& pass) const;

@@ -7,26 +7,26 @@
 
 namespace fusewire::train {
 
-// What a sublayer keeps from its forward to its backward.
+// What a sublayer saves from its forward for its backward.
 struct SublayerActivations {
-  std::optional<Matrix> projected;           // its input times its first weight
-  std::optional<Matrix> attended;            // q | k | v as attention reads them, where they differ
+  std::optional<Matrix> projected;           // the product of its input and its first weight
+  std::optional<Matrix> attended;            // q | k | v as attention reads them, if they differ
   std::optional<Matrix> source;              // k | v of cross attention, [source tokens, width]
-  std::optional<Matrix> inner;               // what its last weight reads
+  std::optional<Matrix> inner;               // the input of its last weight
   std::optional<ScratchTensor> log_sum_exp;  // of attention, [heads, tokens]
 };
 
-// output(inner(x)).
+// Computes output(inner(x)).
 class Sublayer {
  public:
   virtual ~Sublayer() = default;
 
-  // Fills a.inner[tokens, inner_width].
+  // Computes a.inner[tokens, inner_width].
   virtual void forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const = 0;
-  // Drops what `pass.recompute` says to compute again.
+  // Frees what `pass.recompute` says to compute again.
   virtual void drop(SublayerActivations& a, const Pass& pass) const = 0;
-  // The gradient of x: a matrix of its own, or added to `sum` where that is given. dz is that of
-  // output(inner).
+  // Returns the gradient of x: a matrix of its own or, if `sum` is given, added to `sum`. dz is the
+  // gradient of output(inner).
   virtual Value backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
                          const Pass& pass) const = 0;
   virtual void expect_within(const Tensor& flat) const = 0;
@@ -42,29 +42,30 @@ class Sublayer {
 
 struct BlockActivations {
   std::optional<Value> x;
-  std::optional<Matrix> normed, sum;  // what input_norm makes, and what residual_norm reads
-  std::optional<Matrix> result;       // of the sublayer, which output_norm reads
+  std::optional<Matrix> normed, sum;  // output of input_norm, input of residual_norm
+  std::optional<Matrix> result;       // of the sublayer: the input of output_norm
   SublayerActivations sublayer;
 };
 
 class Block {
  public:
-  // dropout: the probability that a number of the sublayer's output is dropped. Error for a
-  // probability outside [0, 1), and for an output_norm that is no RMSNorm, or beside a dropout.
+  // dropout: the probability that an element of the sublayer's output is dropped. Throws Error for
+  // a probability outside [0, 1), and for an output_norm that is not an RMSNorm, or is used with
+  // dropout.
   Block(std::shared_ptr<const Sublayer> sublayer, std::optional<Norm> input_norm,
         std::optional<Norm> output_norm, std::optional<Norm> residual_norm, float dropout);
 
   int64_t hidden() const { return sublayer_->output().out_features(); }
   const std::optional<Norm>& residual_norm() const { return residual_norm_; }
 
-  // The output for x, added to `residual`, which is x but in layers whose blocks are parallel; in
-  // `out` where that is given. Fills `a`.
+  // Returns the output for x, added to `residual`, which is x except in layers with parallel
+  // blocks. The result is in `out` if that is given. Fills `a`.
   Value forward(const Tensor& x, const Tensor& residual, BlockActivations& a, const Tensor* out,
                 const Pass& pass) const;
-  // Fills `a` alone.
+  // Fills `a` only.
   void recompute(const Tensor& x, BlockActivations& a, const Pass& pass) const;
-  // d[tokens, hidden]: the gradient of the residual becomes that of x too. dout, which may be d:
-  // that of the output.
+  // d[tokens, hidden] is the gradient of the residual; that of x is added to it. dout, which may be
+  // d, is the gradient of the output.
   void backward(const Tensor& d, const Tensor& dout, const Tensor& x, BlockActivations a,
                 const Pass& pass) const;
   void expect_within(const Tensor& flat) const;
@@ -79,7 +80,7 @@ class Block {
   float dropout_;
 };
 
-// Error when a probability of dropout is not in [0, 1).
+// Throws Error if a dropout probability is not in [0, 1).
 void expect_probability(const char* part, float probability);
 
 }  // namespace fusewire::train

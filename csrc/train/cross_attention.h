@@ -6,17 +6,18 @@
 
 namespace fusewire::train {
 
-// Every token sees the whole source of its sequence. Keys and values are a product for each layer:
-// one for all layers (LightSeq2) would keep the gradients of all until the lowest layer's are
-// known.
+// Every token attends to the whole source of its sequence. Each layer has its own product for keys
+// and values: one product for all layers (LightSeq2) would keep the gradients of all layers until
+// those of the lowest one are known.
 class CrossAttention : public Sublayer {
  public:
-  // q has a row for each head, kv rows k | v of the source; scale of scores, 0: 1 / sqrt(head_dim).
-  // dropout: of attention weights. Error when weights and heads do not fit.
+  // q has rows for each head, kv rows k | v for the source; `scale` multiplies scores, 0: 1 /
+  // sqrt(head_dim). dropout: the probability that an attention weight is dropped. Throws Error if
+  // weights and heads do not fit.
   CrossAttention(std::shared_ptr<const Linear> q, std::shared_ptr<const Linear> kv,
                  std::shared_ptr<const Linear> output, int64_t heads, float scale, float dropout);
 
-  // Error for a pass without a source.
+  // Throws Error for a pass without a source.
   void forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const override;
   void drop(SublayerActivations& a, const Pass& pass) const override;
   // Adds the gradient of the source to pass.gradients.source.

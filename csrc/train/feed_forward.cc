@@ -36,7 +36,7 @@ Matrix FeedForward::activated(const Tensor& projected, const Pass& pass) const {
 }
 
 void FeedForward::forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const {
-  if (!gated_ && !pass.saves) {  // the product applies the activation as it goes
+  if (!gated_ && !pass.saves) {  // the activation is fused into the product
     a.inner = pass.matrix(output().in_features());
     intermediate_->forward(*a.inner, x, activation_, pass);
     return drop_numbers(*a.inner, pass);

@@ -7,7 +7,8 @@ namespace fusewire::train {
 
 class FeedForward : public Sublayer {
  public:
-  // dropout: of what the activation makes. Error when the two products do not fit.
+  // dropout: the probability that an element of the activation's output is dropped. Throws Error if
+  // the two products do not fit.
   FeedForward(std::shared_ptr<const Linear> intermediate, std::shared_ptr<const Linear> output,
               Activation activation, bool gated, float dropout);
 

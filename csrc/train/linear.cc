@@ -8,7 +8,7 @@
 namespace fusewire::train {
 namespace {
 
-// A vector as a matrix of one column.
+// Returns a vector as a matrix of one column.
 Tensor column(const Tensor& vector) {
   return {vector.data, {vector.shape[0], 1}, vector.dtype, vector.device};
 }
@@ -78,8 +78,8 @@ const Linear::Ordered& Linear::ordered(const Pass& pass) const {
     const auto staged = allocator.allocate(stored.bytes(), "training", stream);
     const Tensor made(staged.get(), matrix.shape, dtype, stream.device);
     ops::gather_rows(made, matrix, *rows_, stream);
-    // Kernels may fetch weights before they wait for other kernels, but not before copies have
-    // ended (cuda/launch.h).
+    // Kernels may load weights before they wait for other kernels, but not before copies have ended
+    // (cuda/launch.h).
     device.copy(to.get(), made.data, stored.bytes(), stream);
   };
   const Tensor weight = weight_.of(pass.parameters);
@@ -101,7 +101,7 @@ void Linear::backward_ordered(const Tensor& dy, const Tensor& x, bool frozen,
     ops::embed_backward(column(bias_->of(g.flat)), *rows_, column(sums), 1, g.accumulate,
                         pass.stream);
   }
-  const ScratchTensor dweight = pass.scratch.tensor(shape());  // planned, frozen or not
+  const ScratchTensor dweight = pass.scratch.tensor(shape());  // part of the plan, frozen or not
   if (frozen) return;
   ops::linear_backward_weight(dweight, dy, x, false, pass.stream);
   ops::embed_backward(weight_.of(g.flat), *rows_, dweight, 1, g.accumulate, pass.stream);

@@ -1,4 +1,4 @@
-// A linear layer whose weight changes: packed anew for the products of either direction.
+// A linear layer whose weight changes: it is packed again for the products of either direction.
 #pragma once
 
 #include <map>
@@ -11,10 +11,10 @@ namespace fusewire::train {
 // y = x W^T + b.
 class Linear {
  public:
-  // weight [out_features, in_features], or [in_features, out_features] when it is stored transposed
-  // (GPT-2's Conv1D). rows int64[out_features]: of each row of the product the row that the
-  // parameters have it in, each once (GPT-NeoX stores q | k | v of a head together); none: the
-  // same. Error when bias is not [out_features], or for rows of a weight that is transposed.
+  // weight is [out_features, in_features], or [in_features, out_features] if it is stored
+  // transposed (GPT-2's Conv1D). rows int64[out_features]: for each row of the product the index of
+  // its row in the parameters, each once (GPT-NeoX stores q | k | v of a head together); none: the
+  // same. Throws Error if bias is not [out_features], and for rows of a transposed weight.
   Linear(Parameter weight, std::optional<Parameter> bias, bool transposed,
          std::optional<Tensor> rows);
 
@@ -22,29 +22,29 @@ class Linear {
   int64_t out_features() const { return out_features_; }
   Shape shape() const { return {out_features_, in_features_}; }
 
-  // y = activation(x W^T + b)
+  // Computes y = activation(x W^T + b).
   void forward(const Tensor& y, const Tensor& x, Activation activation, const Pass& pass) const;
-  // y = x W^T + b + residual; residual may be y.
+  // Computes y = x W^T + b + residual; residual may be y.
   void forward_add(const Tensor& y, const Tensor& x, const Tensor& residual,
                    const Pass& pass) const;
-  // The gradients of weight and bias.
+  // Computes the gradients of weight and bias.
   void backward_parameters(const Tensor& dy, const Tensor& x, const Pass& pass) const;
-  // dx = dy W [+ residual]; residual may be null, or dx.
+  // Computes dx = dy W [+ residual]; residual may be null, or dx.
   void backward_input(const Tensor& dx, const Tensor& dy, const Tensor* residual,
                       const Pass& pass) const;
 
-  // Error when a parameter is not in the flat buffer.
+  // Throws Error if a parameter is not in the flat buffer.
   void expect_within(const Tensor& flat) const;
 
  private:
-  // Panels of one version of the parameters. Only one pass of a stack runs at a time.
+  // The weight packed for one version of the parameters. Only one pass of a stack runs at a time.
   struct Packed {
     std::unique_ptr<fusewire::Linear> linear;
     DType dtype = DType::kFloat32;
     uint64_t version = 0;
   };
-  // Weight and bias in the order of the product, of one version too. Panels may share them: they
-  // stay where they are.
+  // Weight and bias reordered into the order of the product, also for one version. Packed weights
+  // may share them, so their addresses do not change.
   struct Ordered {
     std::shared_ptr<void> weight, bias;
     uint64_t version = 0;

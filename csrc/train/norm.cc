@@ -46,8 +46,8 @@ Tensor OnePlus::of(const Parameter& parameter, const Pass& pass) {
     const Tensor difference = parameter.of(pass.parameters), one = row(0), sum = row(1);
     ops::dropout_add(sum, {difference.data, {1, count}, dtype, stream.device}, &one, 0, 0, 0,
                      stream);
-    // Kernels may fetch weights before they wait for other kernels, but not before copies have
-    // ended (cuda/launch.h).
+    // Kernels may load weights before they wait for other kernels, but not before copies have ended
+    // (cuda/launch.h).
     device.copy(weight.data, sum.data, bytes, stream);
     version_ = pass.version;
   }

@@ -7,16 +7,16 @@
 
 namespace fusewire::train {
 
-// 1 + a weight whose difference from 1 is the parameter (Gemma): computed anew for another version
-// of the parameters, or another element type. Only one pass of a stack runs at a time.
+// A weight 1 + parameter (Gemma): computed again for another version of the parameters, or another
+// element type. Only one pass of a stack runs at a time.
 class OnePlus {
  public:
-  // In a dry run: without memory.
+  // Returns the weight; in a dry run a tensor without memory.
   Tensor of(const Parameter& parameter, const Pass& pass);
 
  private:
   std::shared_ptr<void>
-      block_;  // ones, a sum as a kernel leaves it, and the weight; null: none yet
+      block_;  // ones, the sum that a kernel writes, and the weight; null: none yet
   DType dtype_ = DType::kFloat32;
   uint64_t version_ = 0;
 };
@@ -24,23 +24,23 @@ class OnePlus {
 struct Norm {
   layers::Norm::Kind kind;
   Parameter weight;
-  std::optional<Parameter> bias;  // of a LayerNorm
+  std::optional<Parameter> bias;  // only for a LayerNorm
   float eps;
   std::shared_ptr<OnePlus> one_plus;  // null: the parameter is the weight itself
 
   void forward(const Tensor& y, const Tensor& x, const Pass& pass) const;
-  // y = norm(x) + residual, which may be y; an RMSNorm.
+  // Computes y = norm(x) + residual, which may be y, for an RMSNorm.
   void forward_add(const Tensor& y, const Tensor& x, const Tensor& residual,
                    const Pass& pass) const;
-  // dx = the gradient of its input x [+ residual]; dx may be dy or residual, residual may be null.
-  // Mean and deviation are computed again.
+  // Computes dx = the gradient of its input x [+ residual]; dx may be dy or residual, residual may
+  // be null. The mean and deviation are computed again.
   void backward(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor* residual,
                 const Pass& pass) const;
-  // Of each head, in place; an RMSNorm.
+  // Normalises each head in place, for an RMSNorm.
   void forward_heads(const Tensor& x, const Pass& pass) const;
   void backward_heads(const Tensor& dx, const Tensor& x, const Pass& pass) const;
 
-  // Error when a parameter is not in the flat buffer.
+  // Throws Error if a parameter is not in the flat buffer.
   void expect_within(const Tensor& flat) const;
 
  private:

@@ -13,23 +13,25 @@ namespace fusewire::train {
 
 using layers::Matrix;
 
-// Where a parameter lies in the flat buffer of parameters, and its gradient in that of gradients.
+// The position of a parameter in the flat buffer of parameters, and of its gradient in that of
+// gradients.
 struct Parameter {
-  int64_t offset;  // elements
+  int64_t offset;  // in elements
   Shape shape;     // dense
 
-  Tensor of(const Tensor& flat) const;  // of a dry run's flat buffer: without memory
+  Tensor of(const Tensor& flat) const;  // without memory if `flat` is that of a dry run
 };
 
-// Error when a parameter does not end within the flat buffer.
+// Throws Error if a parameter does not lie within the flat buffer.
 void expect_within(const Parameter& parameter, const Tensor& flat);
 
-// What a forward computes again in its backward instead of saving it; each includes those before.
+// What a backward computes again instead of saving it in the forward; each includes the ones
+// before.
 enum class Recompute : uint8_t {
   kNone,
   kNorm,        // outputs of norms
-  kActivation,  // and what activations and gates make
-  kLayer,       // all but the inputs of layers
+  kActivation,  // and outputs of activations and gates
+  kLayer,       // everything except the inputs of layers
 };
 
 Recompute recompute_named(std::string_view name);
@@ -46,47 +48,48 @@ class Value {
   Tensor view_;
 };
 
-// What cross attention reads: the packed output of an encoder.
+// The input of cross attention: the packed output of an encoder.
 struct Source {
   Tensor x;             // [source tokens, width]
-  SequenceBatch batch;  // a source for each sequence
+  SequenceBatch batch;  // one source per sequence
 };
 
-// Where a backward leaves the gradients of parameters.
+// Where a backward writes the gradients of parameters.
 struct Gradients {
   Tensor flat;
-  bool accumulate;                            // adds to what is there
-  const std::set<int64_t>* frozen = nullptr;  // offsets of weights without one
-  std::optional<Tensor> source = {};  // adds that of Source.x to what is there; none: not wanted
-  std::vector<std::optional<Tensor>> biases = {};  // and those of Pass.biases; empty: none wanted
+  bool accumulate;                            // adds to the values in `flat`
+  const std::set<int64_t>* frozen = nullptr;  // offsets of weights without a gradient
+  std::optional<Tensor> source = {};  // the gradient of Source.x is added to it; none: not wanted
+  std::vector<std::optional<Tensor>> biases = {};  // those of Pass.biases, likewise; empty: not
+                                                   // wanted
 };
 
 struct Pass {
   Scratch& scratch;
   const Stream& stream;
   const SequenceBatch& batch;
-  const Tensor* positions;  // int32[tokens], for attentions that rotate; null: none
-  const Source* source;     // for cross attentions; null: none
-  // Of attentions that have one, in common or of their own: float32[heads, 2 L - 1], by distance.
+  const Tensor* positions;  // int32[tokens], for attentions with RoPE; null: none
+  const Source* source;     // for cross attention; null: none
+  // The position biases of attentions, which may share them: float32[heads, 2 L - 1], by distance.
   const std::vector<Tensor>& biases;
   Tensor parameters;                    // the flat buffer, in the element type of activations
-  uint64_t version;                     // of what is in it
-  std::optional<int64_t> seed;          // of all dropouts; none: nothing is dropped
+  uint64_t version;                     // of the values in `parameters`
+  std::optional<int64_t> seed;          // of all dropouts; none: no dropout
   const int64_t* added_seed = nullptr;  // as Dropout.added
   Recompute recompute = Recompute::kNone;
   bool saves = false;     // whether a backward follows
-  int64_t block = 0;      // the running one's number in the stack
-  Gradients gradients{};  // in a backward
+  int64_t block = 0;      // index of the running block in the stack
+  Gradients gradients{};  // only in a backward
 
-  // Of a packed matrix.
+  // Returns a packed matrix for the tokens.
   Matrix matrix(int64_t width) const {
     return {scratch, batch.tokens(), width, parameters.dtype, stream};
   }
-  // Of the source's tokens.
+  // Returns a packed matrix for the source's tokens.
   Matrix source_matrix(int64_t width) const {
     return {scratch, source->batch.tokens(), width, parameters.dtype, stream};
   }
-  // A block has two places where something is dropped, each with a counter of its own.
+  // A block has two dropouts, each with a counter of its own.
   Dropout dropout_inside(float probability) const { return dropout(probability, 0); }
   Dropout dropout_after(float probability) const { return dropout(probability, 1); }
 

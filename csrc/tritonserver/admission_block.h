@@ -1,5 +1,6 @@
-// What the admission of a model's instance knows, in shared memory, and who may read it how
-// (backend/fusewire/engine/admission_block.py writes it and explains it). In words of 8 bytes.
+// The layout of the shared memory in which the admission of a model instance publishes its state,
+// in words of 8 bytes, and atomic access to it (backend/fusewire/engine/admission_block.py writes
+// and explains it).
 #pragma once
 
 #include <stddef.h>
@@ -8,7 +9,8 @@
 
 namespace admission {
 
-constexpr uint64_t encoder = 0x6675736577010004, generation = 0x6675736577020003;  // of layouts
+// The first word of a block, which identifies its layout.
+constexpr uint64_t encoder = 0x6675736577010004, generation = 0x6675736577020003;
 
 constexpr size_t name_bytes = 48, name = 49, most_name_bytes = 8 * (96 - name);
 constexpr size_t levels = 96, priorities = 97, regions = 105, most_levels = 8;
@@ -17,16 +19,18 @@ constexpr size_t text_words = 64;
 constexpr size_t tenant_words = 1 + text_words + 1 + 2 * most_priorities;
 constexpr size_t ring = 5504, ring_words = 1 + text_words, ring_entries = 256;
 
-// Slots (engine/due_slots.py): a tree over them, twice, of their work and of the latest times.
+// Slots (engine/due_slots.py) are two trees over the same leaves: one of their work, one of their
+// latest times.
 constexpr size_t near_slots = 4096, octave = 128, slots = 2 * near_slots;
 constexpr size_t region_words = 4 * slots;
 constexpr size_t work = 22528, most_regions = 9;
 constexpr size_t encoder_bytes = 8 * (work + most_regions * region_words);
 constexpr size_t generation_bytes = 8 * work;
 
-// Of generation, in the place of an encoder's levels: forecasts, each of a priority and all higher
-// ones. The slots and pages that are free at a time, the last deadline of those of the priority
-// that wait, since when there has been no room, and ends after that time: time, slots, pages.
+// For generation the levels of an encoder are replaced by forecasts, each for a priority and all
+// higher ones: the free slots and pages and when they are free, the last deadline of the waiting
+// sequences of that priority, since when there has been no room, and the ends of sequences after
+// that time: time, slots, pages.
 constexpr size_t forecasts = 96, most_forecasts = 8, most_ends = 128;
 constexpr size_t forecast_words = 7 + 3 * most_ends;
 enum ForecastWord : size_t {
@@ -40,8 +44,8 @@ enum ForecastWord : size_t {
   first_end,
 };
 
-// And the tenants above their share: how many, and of each the length of its name, what it was
-// given, and that name.
+// Then follow the tenants above their share: their number, and for each the length of its name,
+// what it was given, and the name.
 constexpr size_t above = 3328, most_above = 32, above_words = 2 + text_words;
 
 enum Word : size_t {
@@ -117,7 +121,8 @@ enum Takes : int64_t {
   ids = 8,
   windows = 16,
   images = 32,
-  sources = 64,  // an encoder-decoder model's, whose prompts leave no less room for what it writes
+  sources = 64,  // the model is an encoder-decoder: a prompt does not reduce the room for generated
+                 // tokens
 };
 
 class Block {

@@ -19,9 +19,10 @@ namespace admission {
 namespace {
 
 constexpr double look_every_s = 0.1;
-// A folder that is changed twice within it may have the same time: more than a jiffy.
+// A folder that is changed twice within this time may have the same modification time; it is longer
+// than a jiffy.
 constexpr double tick_s = 0.02;
-// Of the names of the files, those that tell models apart (published_block.py).
+// The characters of a file's name that identify the model (published_block.py).
 constexpr size_t model_characters = 24;
 
 double seconds(const timespec& time) {
@@ -69,7 +70,7 @@ class Blocks {
     int64_t wanted = 1;
     for (Mapped* const each : asking) {
       const Block& block = each->block;
-      // Of several instances nobody knows which gets a request.
+      // With several instances it is not known which one gets a request.
       const bool is_only = asking.size() == 1 && block.acquire(layout) == encoder;
       OnTheWay on_the_way;
       if (is_only) {
@@ -100,8 +101,8 @@ class Blocks {
     RequestsOnTheWay on_the_way;
   };
 
-  // The blocks of a version of a model that say something now. Of the latest version they are
-  // known only while every version that is served has a block.
+  // Returns the blocks of a model's version that were updated lately. For the latest version (-1)
+  // the result is empty unless every served version has a block.
   std::vector<Mapped*> fresh(const std::string& model, int64_t version, double at) {
     if (folder_.empty()) return {};
     if (at - looked_at_ >= look_every_s) look(at);
@@ -137,7 +138,8 @@ class Blocks {
     return block.acquire(head) - block.acquire(tail) < ring_entries;
   }
 
-  // Which tenant asked; of several instances one counts it.
+  // Appends the tenant to the block's ring. If there are several instances, only one of them counts
+  // it.
   static void tell(Block block, const std::string& tenant, bool counts) {
     const uint64_t number = block.acquire(head);
     const size_t first = ring + number % ring_entries * ring_words;
@@ -174,14 +176,15 @@ class Blocks {
     mapped_ = std::move(found);
   }
 
-  // It is put in its place when it is whole.
+  // Returns whether a block is still being written: it is renamed when it is complete.
   static bool is_unseen(const std::string& name) {
     const std::string end = ".new";
     return name.size() >= end.size() &&
            name.compare(name.size() - end.size(), end.size(), end) == 0;
   }
 
-  // Maps a file, or takes its mapping over; false: for lack of something this must be tried again.
+  // Maps a file, or moves its existing mapping to `found`. Returns false if a lack of resources
+  // prevented it, so that it must be tried again.
   bool take(const std::string& name, std::map<std::string, Mapped>* found) {
     const auto known = mapped_.find(name);
     const int file = open((folder_ + name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
@@ -209,9 +212,9 @@ class Blocks {
   }
 
   std::string folder_, prefix_;
-  std::mutex mutex_;  // over what follows
+  std::mutex mutex_;  // guards the following members
   std::map<std::string, Mapped> mapped_;
-  // How files begin that have no block of a version, or none that can be read.
+  // Beginnings of the names of files that have no block of a version, or none that can be read.
   std::set<std::string> unknown_;
   timespec changed_ = {};
   double looked_at_ = -look_every_s;

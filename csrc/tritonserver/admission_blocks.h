@@ -9,21 +9,22 @@
 
 namespace admission {
 
-// How the paths of the blocks begin.
+// Sets the prefix of the blocks' paths.
 void watch_blocks(const char* prefix);
 
-// Which requests to a model may be refused.
+// The requests to a model that may be refused here.
 struct Judged {
   bool generates = false;
-  int64_t most_rows = 0;  // 0: none is
+  int64_t most_rows = 0;  // 0: none may be refused
   int64_t takes = 0, image_height = 0, image_width = 0;
 };
 
-// `version`: -1: the latest.
+// Returns which requests to a version of a model may be refused. `version` -1: the latest.
 Judged judged_of(const std::string& model, int64_t version);
 
-// The words with which all instances of a model would refuse the request, the first one's, which
-// are told that; empty where one would not, or where that is not known.
+// Returns the message with which all instances of a model would refuse the request (that of the
+// first one), and tells the instances that it is refused. Returns an empty string if an instance
+// would accept the request, or if this is not known.
 std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked);
 
 }  // namespace admission

@@ -1,8 +1,9 @@
-// Preloaded into tritonserver: counts the requests that are cancelled, in shared memory.
+// Preloaded into tritonserver: counts cancelled requests in shared memory.
 //
-// Triton tells no model that the client of a request has left, and to ask it takes a message to the
-// server and back for each request that runs. Here what its endpoints call of tritonserver's C API
-// (tritonserver.h) then adds one to a number that models see: they ask when it has changed.
+// Triton does not tell a model that the client of a request has left, and asking takes a message to
+// the server and back for each running request. Here the function of tritonserver's C API
+// (tritonserver.h) that its endpoints call to cancel a request also increments a number in shared
+// memory, and models ask only when it has changed.
 #include "tritonserver/cancellations.h"
 
 #include <fcntl.h>
@@ -32,7 +33,8 @@ bool count_in(const char* path) {
   if (file < 0) return false;
   struct stat about = {};
   if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() &&
-      posix_fallocate(file, 0, sizeof *cancelled) == 0) {  // or a write would end the process
+      posix_fallocate(file, 0, sizeof *cancelled) == 0) {  // otherwise a write could end the
+                                                           // process
     void* const memory =
         mmap(nullptr, sizeof *cancelled, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory != MAP_FAILED) cancelled = static_cast<uint64_t*>(memory);
@@ -43,7 +45,8 @@ bool count_in(const char* path) {
 
 }  // namespace cancellations
 
-// Whoever sees the number sees the request cancelled.
+// The request is cancelled before the number grows, so a model that reads the new number sees it as
+// cancelled.
 EXPORTED Error* TRITONSERVER_InferenceRequestCancel(TRITONSERVER_InferenceRequest* request) {
   Error* const failed = REAL(TRITONSERVER_InferenceRequestCancel)(request);
   if (cancelled != nullptr) __atomic_add_fetch(cancelled, 1, __ATOMIC_RELEASE);

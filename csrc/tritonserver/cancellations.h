@@ -1,9 +1,10 @@
-// The requests that the server cancels, counted for the processes of models.
+// Counts the requests that the server cancels, for the processes of models.
 #pragma once
 
 namespace cancellations {
 
-// Counts from now on in the file of that path, a number of 8 bytes. False: nothing is counted.
+// From now on counts in the file at `path`, which holds a number of 8 bytes. Returns false if this
+// is not possible; then nothing is counted.
 bool count_in(const char* path);
 
 }  // namespace cancellations

@@ -1,9 +1,10 @@
-// Refuses requests for lack of time before they cost anything but being read by an endpoint.
+// Refuses requests for lack of time before they cost more than being read by an endpoint.
 //
-// What an endpoint calls of tritonserver's C API (tritonserver.h) to make a request, in one thread:
-// InferenceRequestNew, its setters, AddInput, AppendInputData, ServerInferAsync (stopping.cc). Only
-// requests that are plain are judged, as all that is invalid is to be answered so: with inputs that
-// request_inputs.h knows, and no parameters but those of admission.
+// To make a request an endpoint calls these functions of tritonserver's C API (tritonserver.h), in
+// one thread: InferenceRequestNew, its setters, AddInput, AppendInputData, ServerInferAsync
+// (stopping.cc). Only plain requests are judged, with inputs that request_inputs.h knows and no
+// parameters except those of admission: any other request may be invalid, and must then be answered
+// as such.
 #include "tritonserver/early_refusal.h"
 
 #include <stddef.h>
@@ -39,7 +40,7 @@ Error* TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes(
 Error* TRITONSERVER_BufferAttributesByteSize(TRITONSERVER_BufferAttributes*, size_t*);
 Error* TRITONSERVER_BufferAttributesMemoryType(TRITONSERVER_BufferAttributes*, MemoryType*);
 Error* TRITONSERVER_InferenceRequestTimeoutMicroseconds(Request*, uint64_t*);
-// A request of the one API is one of the other.
+// A TRITONSERVER_InferenceRequest is also a TRITONBACKEND_Request.
 Error* TRITONBACKEND_RequestParameterCount(TRITONBACKEND_Request*, uint32_t*);
 Error* TRITONBACKEND_RequestParameter(TRITONBACKEND_Request*, uint32_t, const char**,
                                       ParameterType*, const void**);
@@ -47,11 +48,11 @@ Error* TRITONBACKEND_RequestParameter(TRITONBACKEND_Request*, uint32_t, const ch
 
 namespace {
 
-// serving/instance/options.py
+// As in serving/instance/options.py.
 constexpr int64_t most_priority = 1000, most_timeout_us = int64_t{1} << 62;
 constexpr int64_t most_tenant_characters = 128;
 
-// The request that this thread makes.
+// The request that this thread is making.
 struct Making {
   Request* request = nullptr;
   std::string model;
@@ -66,7 +67,7 @@ bool succeeded(Error* error) {
   return error == nullptr;
 }
 
-// Of an input of the request that this thread makes.
+// Notes data of an input of the request that this thread is making.
 void add_part(Request* request, const char* name, const void* base, size_t bytes,
               MemoryType memory) {
   if (making.request != request || request == nullptr) return;
@@ -96,7 +97,7 @@ bool read_parameters(Request* request, admission::Asked* asked) {
     if (type == INT && strcmp(key, "request_priority") == 0) {
       asked->priority = *static_cast<const int64_t*>(value);
       if (asked->priority < -most_priority || asked->priority > most_priority) return false;
-    } else if (type == INT && strcmp(key, "timeout") == 0) {  // of `generate`
+    } else if (type == INT && strcmp(key, "timeout") == 0) {  // of the `generate` extension
       const int64_t us = *static_cast<const int64_t*>(value);
       if (us < 0 || us > most_timeout_us) return false;
       if (us > 0) timeout_us = static_cast<uint64_t>(us);
@@ -113,8 +114,8 @@ bool read_parameters(Request* request, admission::Asked* asked) {
   return true;
 }
 
-// Does what a request does not need to be answered: it passes where that fails, for lack of memory,
-// say. No exception may reach tritonserver.
+// Runs `act`, which is not needed to answer the request: if it fails, for example for lack of
+// memory, the request is accepted. No exception may reach tritonserver.
 template <typename Act>
 void attempt(Act act) noexcept {
   try {
@@ -178,7 +179,7 @@ EXPORTED Error* TRITONSERVER_InferenceRequestAddInput(Request* request, const ch
   return REAL(TRITONSERVER_InferenceRequestAddInput)(request, name, type, shape, dimensions);
 }
 
-// The HTTP endpoint's.
+// Called by the HTTP endpoint.
 EXPORTED Error* TRITONSERVER_InferenceRequestAppendInputData(Request* request, const char* name,
                                                              const void* base, size_t bytes,
                                                              MemoryType memory, int64_t id) {
@@ -186,7 +187,7 @@ EXPORTED Error* TRITONSERVER_InferenceRequestAppendInputData(Request* request, c
   return REAL(TRITONSERVER_InferenceRequestAppendInputData)(request, name, base, bytes, memory, id);
 }
 
-// The gRPC endpoint's.
+// Called by the gRPC endpoint.
 EXPORTED Error* TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes(
     Request* request, const char* name, const void* base, TRITONSERVER_BufferAttributes* about) {
   size_t bytes = 0;

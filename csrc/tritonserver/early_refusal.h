@@ -1,4 +1,4 @@
-// Requests that are refused before they are in Triton's queue.
+// Refuses requests before they enter Triton's queue.
 #pragma once
 
 struct TRITONSERVER_Error;
@@ -6,10 +6,11 @@ struct TRITONSERVER_InferenceRequest;
 
 namespace early_refusal {
 
-// How the paths of the blocks begin; nullptr: there are none.
+// Starts to judge requests by the blocks whose paths begin with `prefix`; nullptr: there are none.
 void watch(const char* prefix);
 
-// The error of a request that its model would refuse now for lack of time; nullptr: it may come in.
+// Returns the error for a request that its model would refuse now for lack of time; nullptr: the
+// request is accepted.
 TRITONSERVER_Error* error(TRITONSERVER_InferenceRequest* request);
 
 }  // namespace early_refusal

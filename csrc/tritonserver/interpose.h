@@ -1,9 +1,9 @@
-// Functions of tritonserver that are defined here, too, and stand before its own.
+// Helpers to define functions of tritonserver here too, so that they are called instead of its own.
 #pragma once
 
 #include <dlfcn.h>
 
-// The server's own function of a name.
+// The server's own function of that name.
 #define REAL(name)                                                                       \
   ([] {                                                                                  \
     static const auto real = reinterpret_cast<decltype(&name)>(dlsym(RTLD_NEXT, #name)); \

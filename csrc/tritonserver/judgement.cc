@@ -1,9 +1,10 @@
-// The judgement of engine/encoder_admission.py and engine/backlog.py on what their block says.
+// Judges requests as engine/encoder_admission.py and engine/backlog.py do, from what their block
+// says.
 //
-// Who is refused here would be refused there at this moment, or once those on the way are judged.
-// So a request passes wherever the block is being written, is old, or leaves open what asking would
-// change: slots that are to begin anew, a tenant that is about to be forgotten. What must be
-// computed is rounded in favour of the request.
+// A request that is refused here would be refused there at this moment, or once the requests on the
+// way have been judged. A request is therefore accepted if the block is being written, is old, or
+// leaves open what asking would change: slots that are about to begin anew, a tenant that is about
+// to be forgotten. Values that must be computed are rounded in favour of the request.
 #include "tritonserver/judgement.h"
 
 #include <math.h>
@@ -14,7 +15,7 @@
 namespace admission {
 namespace {
 
-// More than rounding may take.
+// More than rounding errors.
 constexpr double rounding_s = 1e-6;
 constexpr double none = INFINITY;
 
@@ -22,7 +23,7 @@ struct Cost {
   double tokens = 0, squares = 0;
 };
 
-// As engine/expectation.py.
+// As in engine/expectation.py.
 Cost expected(const Block& block, const Asked& asked) {
   if (asked.id_rows) {
     const double tokens = static_cast<double>(asked.id_rows * asked.id_length);
@@ -54,8 +55,8 @@ class Slots {
 
   double total() const { return block_.real(work_ + 1); }
 
-  // The work that is due in the same slot or before, and the latest time at which all that is due
-  // later may begin behind it.
+  // Computes `before`, the work that is due in the same slot as `due` or before it, and `latest`,
+  // the latest time at which all later work may begin and still be in time.
   void around(double due, double* before, double* latest) const {
     size_t node = slot(due) + slots;
     double earlier = 0, between = block_.real(work_ + node), behind = none;
@@ -88,7 +89,7 @@ class Slots {
   const size_t work_, latest_;
 };
 
-// Of the level that the priority belongs to, or of a higher one; false: there is none.
+// Finds the level of the priority, or the next higher one. Returns false if there is none.
 bool find_level(const Block& block, int64_t priority, size_t* region, int64_t* of) {
   bool found = false;
   const int64_t count = std::min<int64_t>(block.whole(levels), most_levels);
@@ -100,7 +101,7 @@ bool find_level(const Block& block, int64_t priority, size_t* region, int64_t* o
   return found;
 }
 
-// Of the work of a tenant, of these priorities.
+// Returns the work of a tenant at this priority and higher ones.
 double own_seconds(const Block& block, const std::string& tenant, int64_t priority) {
   for (size_t place = 0; place < most_tenants; ++place) {
     const size_t first = tenants + place * tenant_words;
@@ -118,7 +119,7 @@ double own_seconds(const Block& block, const std::string& tenant, int64_t priori
   return 0;
 }
 
-// Valid as far as is told before a request is judged.
+// Returns whether the request is valid, as far as is known before a request is judged.
 bool is_plain(const Block& block, const Asked& asked) {
   const int64_t allowed = block.whole(takes), most = block.whole(most_rows);
   const size_t rows = asked.id_rows  ? asked.id_rows
@@ -143,7 +144,8 @@ Judgement judged(const Block& block, const Asked& asked, const OnTheWay& on_the_
   const double seconds =
       block.real(s_of_token) * cost.tokens + block.real(s_of_square) * cost.squares;
 
-  // When it is due, at the earliest and at the latest: what waits were stretched by falls since.
+  // The request is due at the earliest at `earliest` and at the latest at `window`: the factor by
+  // which waits are stretched has fallen since the block was written.
   const double factor = block.real(due_factor);
   const double fallen = 1 - std::max(0.0, at - block.real(now)) / block.real(forget_s);
   const double lowest = 1 + (factor - 1) * std::max(0.0, fallen);
@@ -154,7 +156,7 @@ Judgement judged(const Block& block, const Asked& asked, const OnTheWay& on_the_
     window = std::min(window, planned / lowest);
     earliest = std::min(earliest, planned / factor);
   }
-  if (!(window < none)) return {};  // whenever: behind all that has a time
+  if (!(window < none)) return {};  // no deadline: it comes after all requests that have one
   window += rounding_s;
   earliest -= rounding_s;
 
@@ -218,7 +220,7 @@ Judgement judgement(const Block& block, const Asked& asked, const OnTheWay& on_t
   if (kind != encoder && kind != generation) return {};
   const uint64_t seen = block.acquire(sequence);
   if (seen & 1) return {};
-  // What was written while the caller came here is of a later time.
+  // The block may have been written after the caller took the time.
   at = std::max(at, block.real(now));
   Judgement found;
   if (kind == generation) {

@@ -1,4 +1,5 @@
-// The judgement of engine/admission.py on what its block says, as judgement.cc's of an encoder's.
+// Judges requests as engine/admission.py does, from what its block says; judgement.cc does so for
+// encoders.
 #include <math.h>
 #include <stdio.h>
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr double rounding_s = 1e-6;
 
-// Of counts, none negative: floor() and ceil() would bring libm along with some compilers.
+// For counts, none negative: with some compilers floor() and ceil() would need libm.
 double rounded_down(double count) {
   return static_cast<double>(static_cast<int64_t>(count));
 }
@@ -19,7 +20,7 @@ double rounded_up(double count) {
   return rounded_down(count) + (rounded_down(count) < count);
 }
 
-// Valid as far as is told before a request is judged.
+// Returns whether the request is valid, as far as is known before a request is judged.
 bool is_plain(const Block& block, const Asked& asked) {
   const uint64_t longest = static_cast<uint64_t>(block.whole(max_length));
   const uint64_t most = static_cast<uint64_t>(block.whole(max_request_tokens));
@@ -27,13 +28,13 @@ bool is_plain(const Block& block, const Asked& asked) {
   if (asked.prompt_characters) {
     return asked.prompt_characters <= static_cast<uint64_t>(block.whole(max_characters));
   }
-  // A source has the encoder's limits, of which nothing is known here.
+  // A source has the encoder's limits, which are not known here.
   if (block.whole(takes) & sources) return false;
   return asked.prompt_tokens > 0 && asked.prompt_tokens + asked.new_tokens <= longest &&
          asked.largest_id < block.whole(vocabulary);
 }
 
-// Of the priority, or of the next higher one; 0: there is none.
+// Returns the forecast of the priority, or of the next higher one; 0: there is none.
 size_t forecast_of(const Block& block, int64_t priority) {
   const size_t count = std::min<size_t>(block.whole(forecasts), most_forecasts);
   size_t forecast = 0;
@@ -44,8 +45,8 @@ size_t forecast_of(const Block& block, int64_t priority) {
   return forecast;
 }
 
-// Forecasts.begin of engine/forecast.py, for one slot. 0: it is not known, as for one that goes
-// before others of its priority.
+// As Forecasts.begin of engine/forecast.py, for one slot. Returns 0 if the begin is not known, as
+// for a request that goes before others of its priority.
 double begin_of(const Block& block, size_t forecast, int64_t priority, double deadline,
                 double wanted_pages) {
   if (block.whole(forecast + of_priority) == priority &&
@@ -65,7 +66,8 @@ double begin_of(const Block& block, size_t forecast, int64_t priority, double de
   return at;
 }
 
-// What there is of so much time, DueTimes.due of engine/due_times.py, or more: it falls meanwhile.
+// Returns the part of `left_s` that may be planned with, as DueTimes.due of engine/due_times.py, or
+// more: the factor may have fallen since the block was written.
 double planned_of(const Block& block, double left_s, double at) {
   const double unseen = block.real(generation_unseen_share) * left_s;
   const double planned = left_s - std::min(block.real(generation_unseen_s), unseen);
@@ -73,7 +75,7 @@ double planned_of(const Block& block, double left_s, double at) {
   return planned / (1 + (block.real(generation_due_factor) - 1) * std::max(0.0, 1 - age));
 }
 
-// What its tenant was given, where that is its share or more. 0: it is not, or that is not known.
+// Returns what the tenant was given, if that is at least its share; 0: it is less, or is not known.
 double given_above(const Block& block, const std::string& tenant) {
   const size_t count = std::min<size_t>(block.whole(above), most_above);
   for (size_t place = 0; place < count; ++place) {
@@ -86,7 +88,7 @@ double given_above(const Block& block, const std::string& tenant) {
   return 0;
 }
 
-// TenantShares.judge of engine/tenant_shares.py.
+// As TenantShares.judge of engine/tenant_shares.py.
 bool has_its_share(const Block& block, double given, double cost_s, double room_s, double at) {
   const double active = block.real(active_tenants);
   const bool are_known =
@@ -112,7 +114,7 @@ std::string judged_generation(const Block& block, const Asked& asked, double at)
   const double left_s = asked.timeout_s > 0 ? asked.timeout_s : block.real(objective_s);
   const double configured_s = block.real(longest_queue_s);
   if (std::min(left_s, configured_s) == INFINITY || !(block.real(share) > 0)) return {};
-  if (at > block.real(kept_until) - rounding_s) return {};  // it looks at the queue again
+  if (at > block.real(kept_until) - rounding_s) return {};  // the forecast is too old
 
   const double own_tokens = static_cast<double>(asked.prompt_tokens);
   const double text_tokens =

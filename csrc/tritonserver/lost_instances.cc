@@ -1,21 +1,19 @@
 // Preloaded into tritonserver: ends the requests of a model instance whose process has died.
 //
-// Triton leaves them to clients that wait for ever: responses come from the instance's process (the
-// stub of the Python backend), which sends no final one any more. Requests that were queued for it
-// are refused, but each after a second. Here
+// Triton lets their clients wait for ever: responses come from the instance's process (the stub of
+// the Python backend), which sends no final one any more. Requests that were queued for it are
+// refused, but each only after a second. Here
 // - requests that the process had taken get a final response, an error;
-// - requests that come to the model later are refused at once, until it is loaded again; where it
-//   has other instances, those take them, and few fall to the dead one because it is slow to
-//   refuse;
+// - later requests to the model are refused at once, until it is loaded again; if it has other
+//   instances, those take them, and the dead one gets few because it is slow to refuse;
 // - both errors are UNAVAILABLE, so that clients know that they may try again.
 //
-// It stands between the Python backend and tritonserver's C API for backends
-// (tritonbackend.h), whose functions it forwards. What the backend calls, in order: when an
-// instance is loaded, ModelInstanceSetState and fork, in one thread; for an execution,
-// ModelInstanceState, ResponseFactoryNew for each request, for requests that are answered at once
-// ResponseNew and ResponseSend, and RequestRelease, in one thread; later, in others,
-// ResponseNewFromFactory and ResponseSend, or ResponseFactorySendFlags, and at last
-// ResponseFactoryDelete.
+// This file intercepts and forwards the calls of the Python backend to tritonserver's C API for
+// backends (tritonbackend.h). The backend calls, in this order: when an instance is loaded,
+// ModelInstanceSetState and fork, in one thread; for an execution, ModelInstanceState,
+// ResponseFactoryNew for each request, ResponseNew and ResponseSend for requests that are answered
+// at once, and RequestRelease, in one thread; later, in other threads, ResponseNewFromFactory and
+// ResponseSend, or ResponseFactorySendFlags, and finally ResponseFactoryDelete.
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -67,7 +65,7 @@ using Error = TRITONSERVER_Error;
 
 constexpr uint32_t final_response = 1;  // TRITONSERVER_RESPONSE_COMPLETE_FINAL
 constexpr int64_t look_every_ms = 100;
-// What the process sent before its end is under way to clients.
+// Responses that the process sent before its end may still be on their way to clients.
 constexpr int64_t settle_ms = 300;
 
 struct Process {
@@ -76,13 +74,13 @@ struct Process {
   int64_t lost_at_ms = 0;  // 0: it lives
 };
 
-// A request that is open: its final response has not been sent.
+// An open request: its final response has not been sent.
 struct Open {
   Instance* instance;
-  bool executing;  // else only the instance's process can answer it
+  bool executing;  // false: only the instance's process can answer it
 };
 
-std::mutex mutex;  // over these three, which are never destroyed: threads outlive main()
+std::mutex mutex;  // guards these three, which are never destroyed because threads outlive main()
 auto& processes = *new std::map<Instance*, Process>;
 auto& open_requests = *new std::map<Factory*, Open>;
 auto& responses = *new std::map<Response*, Factory*>;
@@ -109,7 +107,7 @@ void free_error(Error* error) {
   REAL(TRITONSERVER_ErrorDelete)(error);
 }
 
-// Under the mutex.
+// Returns whether the process has died. Call it with the mutex held.
 bool lost(Process& process) {
   if (process.lost_at_ms == 0 && process.pid != 0) {
     siginfo_t ended = {};
@@ -124,8 +122,8 @@ bool lost(Instance* instance) {
   return found != processes.end() && lost(found->second);
 }
 
-// Of one that is stopped (SIGSTOP) the backend says after a second, as an internal error, that it
-// is not healthy.
+// Returns whether the process is stopped (SIGSTOP). For such an instance the backend reports after
+// a second, as an internal error, that it is not healthy.
 bool stopped(Instance* instance) {
   const auto found = processes.find(instance);
   siginfo_t seen = {};
@@ -143,7 +141,8 @@ bool was_the_last(Instance* instance) {
   return true;
 }
 
-// The open requests of processes that died a while ago, which nobody else will answer.
+// Removes and returns the open requests of processes that died a while ago, which only this thread
+// will answer.
 std::vector<Factory*> take_orphans() {
   std::vector<Factory*> orphans;
   const std::lock_guard<std::mutex> guard(mutex);
@@ -160,8 +159,8 @@ std::vector<Factory*> take_orphans() {
   return orphans;
 }
 
-// The factories stay: with the last of them the server would unload the instance, which it cannot
-// finish without the process.
+// Answers orphaned requests, in a thread of its own. It keeps the factories: with the last of them
+// the server would unload the instance, which cannot end without its process.
 void* answer_orphans(void*) {
   for (;;) {
     usleep(look_every_ms * 1000);
@@ -234,7 +233,7 @@ EXPORTED Error* TRITONBACKEND_ResponseFactoryNew(Factory** factory, Request* req
   return error;
 }
 
-// The execution answers the request itself.
+// Called when the execution itself answers the request.
 EXPORTED Error* TRITONBACKEND_ResponseNew(Response** response, Request* request) {
   if (const auto found = executed.find(request); found != executed.end()) {
     const std::lock_guard<std::mutex> guard(mutex);

@@ -1,5 +1,6 @@
-// Requests that were let in, and that the instance has not judged yet: what they will take counts
-// as taken already, or all that come in these milliseconds would find the same room.
+// Requests that were accepted here and that the instance has not judged yet. Their expected time
+// counts as taken already; otherwise all requests that come within these milliseconds would find
+// the same room.
 #pragma once
 
 #include <stdint.h>
@@ -10,14 +11,15 @@
 namespace admission {
 
 struct OnTheWay {
-  double before_s = 0;  // of the instance's time: of a request's own and of higher priorities
-  double own_s = 0;     // of them, its tenant's
+  double before_s = 0;  // of the instance's time, at the request's priority and higher ones
+  double own_s = 0;     // of `before_s`, that of the request's tenant
 };
 
 class RequestsOnTheWay {
  public:
-  // `judged`: by the instance since it began, in the order in which they were let in. One that
-  // never came to it, as its client had left, is forgotten after a while.
+  // Removes the requests that the instance has judged. `judged`: how many it has judged since it
+  // began, in the order in which they were accepted. A request that never reached it, because its
+  // client had left, is removed after a while.
   void forget(int64_t judged, double at) {
     constexpr double longest_s = 0.1;
     for (int64_t more = judged - judged_; more > 0 && !requests_.empty(); --more) {

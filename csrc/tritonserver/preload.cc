@@ -1,26 +1,31 @@
 // Preloaded into tritonserver (serving/supervisor/launch.py), for what only code inside its process
 // can do.
 //
-// - Secret arguments: argv is readable by every user of the machine (/proc/PID/cmdline), the
-//   environment by this user alone. An argument --FLAG=$FUSEWIRE_RESTRICTED_APIS gets that
-//   variable's value before main() runs, in memory that /proc does not show. Where this object is
-//   not loaded, tritonserver refuses the placeholder and exits.
+// - Secret arguments: every user of the machine can read argv (/proc/PID/cmdline), but only this
+//   user the environment. An argument --FLAG=$FUSEWIRE_RESTRICTED_APIS is replaced by that
+//   variable's value before main() runs, in memory that /proc does not show. If this object is not
+//   loaded, tritonserver refuses the placeholder and exits.
 // - Dead children: only a parent can reap a process, and tritonserver reaps none that was killed.
-//   The supervisor writes their process ids into standard input. tritonserver may kill them again
-//   much later, when the id is another process's: it kills in its own process group alone.
-// - The end of the server: what that means for requests (stopping.cc), as the supervisor says
-// there.
+//   The supervisor writes their process ids to standard input. tritonserver may kill them again
+//   much later, when another process has the id, so kill is limited to its own process group.
+// - The end of the server: the supervisor announces it in the same way, and requests are refused
+//   (stopping.cc).
 // - Overload: a request that its model would refuse for lack of time is refused at once
-//   (early_refusal.cc). Models' processes keep the variable that says where: they need it, too.
-// - Clients that leave: cancelled requests are counted where models' processes see it
-//   (cancellations.cc). They keep the variable that says where.
-// - The end of the supervisor, however it comes: standard input ends, and with it the whole process
-//   group. PR_SET_PDEATHSIG would leave the children, and ends with a thread of the supervisor.
-// - Shared memory: the Python backend opens its mode to all after it was made, whatever the umask.
-// - Temporary folders: the Python backend makes one under /tmp, whatever TMPDIR says. Links in the
+//   (early_refusal.cc). Models' processes need the variable that says where the blocks are, and
+//   keep it.
+// - Clients that leave: cancelled requests are counted for models' processes (cancellations.cc),
+//   which keep the variable that says where.
+// - The end of the supervisor, however it comes: standard input ends, and the whole process group
+// is
+//   killed. PR_SET_PDEATHSIG would leave the children, and a thread of the supervisor that ends
+//   would trigger it.
+// - Shared memory: the Python backend gives all users access after creating it, whatever the umask;
+//   fchmod removes that access.
+// - Temporary folders: the Python backend creates one under /tmp, whatever TMPDIR says. Links in
+// the
 //   folder FUSEWIRE_TEMPORARY_FOLDERS record them, so that the supervisor can remove them.
 //
-// The other variables and LD_PRELOAD are removed: child processes get none of this.
+// The other variables and LD_PRELOAD are removed, so that child processes do not inherit them.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +49,8 @@ namespace {
 
 char temporary_folders[PATH_MAX];
 
-// Removes a variable, its value also from /proc/PID/environ. Returns a copy, nullptr for none.
+// Removes a variable, and its value also from /proc/PID/environ. Returns a copy; nullptr: there is
+// none.
 char* take(const char* variable) {
   char* value = getenv(variable);
   if (value == nullptr) return nullptr;
@@ -65,7 +71,8 @@ void insert_secret(int argc, char** argv) {
   free(secret);
 }
 
-// This object comes first in LD_PRELOAD; what follows is the user's, and for child processes too.
+// Removes this object from LD_PRELOAD. It comes first there; the rest is the user's and is also for
+// child processes.
 void leave_preload() {
   const char* preload = getenv("LD_PRELOAD");
   const char* rest = preload == nullptr ? nullptr : strchr(preload, ':');
@@ -91,7 +98,7 @@ void* follow_supervisor(void* argument) {
 }
 
 void start_following() {
-  // Child processes must not hold the pipe: they get /dev/null for standard input.
+  // Child processes must not hold the pipe: their standard input is /dev/null.
   const intptr_t input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (input < 0 || null < 0 || dup2(null, STDIN_FILENO) < 0) abort();
@@ -105,7 +112,7 @@ void start_following() {
 }
 
 __attribute__((constructor)) void prepare(int argc, char** argv, char**) {
-  // Not in the shell of a script that starts tritonserver: its argv would be shown again.
+  // Not in the shell of a script that starts tritonserver, whose argv would show the secret again.
   if (strcmp(program_invocation_short_name, "tritonserver") != 0) return;
   leave_preload();
   insert_secret(argc, argv);

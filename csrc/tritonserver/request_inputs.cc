@@ -1,4 +1,4 @@
-// The inputs of encoders (backend/fusewire/tasks/inputs.py).
+// Reads the inputs of encoders (backend/fusewire/tasks/inputs.py).
 #include "tritonserver/request_inputs.h"
 
 #include "tritonserver/utf8.h"
@@ -11,7 +11,7 @@ bool is_column(const Input& input, int64_t most_rows) {
          input.shape[0] <= most_rows && input.shape[1] == 1;
 }
 
-// Adds the bytes of each row's text.
+// Adds up the bytes of each row's text.
 bool read_texts(const Input& input, int64_t most_rows, admission::Asked* asked) {
   if (!is_column(input, most_rows)) return false;
   const size_t rows = static_cast<size_t>(input.shape[0]);
@@ -23,7 +23,8 @@ bool read_texts(const Input& input, int64_t most_rows, admission::Asked* asked) 
   });
 }
 
-// A file whose kind the models read: that it is one is seen when it is decoded.
+// Returns whether a file begins like a kind that the models read; whether it is valid is seen when
+// it is decoded.
 bool is_image(const unsigned char* file, size_t bytes) {
   const auto begins = [&](size_t at, const char* with, size_t size) {
     return bytes >= at + size && memcmp(file + at, with, size) == 0;

@@ -1,4 +1,5 @@
-// What a request asks for by its inputs, where these are plain: false of all that may be invalid.
+// Reads what a request asks for from its inputs, if these are plain. The functions return false for
+// all that may be invalid.
 #pragma once
 
 #include <stddef.h>
@@ -11,7 +12,7 @@
 #include "tritonserver/admission_blocks.h"
 #include "tritonserver/judgement.h"
 
-enum DataType : int { BOOL = 1, INT64 = 9, FP32 = 11, BYTES = 13 };  // of tritonserver.h
+enum DataType : int { BOOL = 1, INT64 = 9, FP32 = 11, BYTES = 13 };  // as in tritonserver.h
 
 namespace request_inputs {
 
@@ -24,13 +25,15 @@ struct Input {
   int parts = 0;
 };
 
-// Of an encoder: a column of texts in UTF-8, perhaps with its pairs, or ids, or images, or pixels.
+// Reads the inputs of an encoder: a column of UTF-8 texts, optionally with their pairs, or ids, or
+// images, or pixels.
 bool read(const std::vector<Input>& inputs, const admission::Judged& by, admission::Asked* asked);
 
-// A prompt with simple `sampling_parameters`, which say how much is generated after it.
+// Reads a prompt with simple `sampling_parameters`, which say how many tokens are generated.
 bool read_generation(const std::vector<Input>& inputs, admission::Asked* asked);
 
-// Calls `row(index, bytes, size)` for each string until it returns false.
+// Calls `row(index, bytes, size)` for each string until it returns false. Returns whether all
+// strings were read.
 template <typename Row>
 bool each_string(const Input& input, size_t count, Row row) {
   size_t at = 0;

@@ -1,4 +1,4 @@
-// The inputs of models that generate (backend/fusewire/serving/instance/generating.py).
+// Reads the inputs of models that generate (backend/fusewire/serving/instance/generating.py).
 #include "tritonserver/request_inputs.h"
 #include "tritonserver/sampling_parameters.h"
 #include "tritonserver/utf8.h"
@@ -10,7 +10,7 @@ bool is_one(const Input& input, DataType type) {
   return input.type == type && input.shape.size() == 1 && input.shape[0] == 1;
 }
 
-// The flags of an answer's outputs, tasks/contract.py.
+// Returns whether the input is a flag that asks for an output (tasks/contract.py).
 bool is_returned(const std::string& name) {
   constexpr const char* outputs[] = {"finish_reason",    "cumulative_logprob", "sequences_scores",
                                      "num_input_tokens", "num_cached_tokens",  "num_output_tokens"};

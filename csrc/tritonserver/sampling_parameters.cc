@@ -16,7 +16,7 @@ struct Number {
   bool whole;
   bool or_0 = false;
 };
-// Within what backend/fusewire/generation takes of any model.
+// Ranges within those that backend/fusewire/generation accepts for any model.
 constexpr Number numbers[] = {
     {"max_new_tokens", 1, 1e9, true},
     {"max_tokens", 1, 1e9, true},
@@ -80,7 +80,7 @@ class Reader {
     }
   }
 
-  // The first two are names of one.
+  // The first two numbers are two names of the same one.
   bool once(unsigned index) {
     const unsigned bit = 1u << (index < 2 ? 0 : index);
     const bool first = (seen_ & bit) == 0;
@@ -88,7 +88,7 @@ class Reader {
     return first;
   }
 
-  // Without escapes, which no name has.
+  // Strings have no escapes, because no name has any.
   bool string(std::string* value) {
     if (!taken('"')) return false;
     const size_t end = text_.find('"', at_);
@@ -135,7 +135,7 @@ class Reader {
 
   void space() { at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size()); }
 
-  const std::string text_;  // a 0 behind it
+  const std::string text_;  // ends with a 0
   size_t at_ = 0;
   unsigned seen_ = 0;
 };

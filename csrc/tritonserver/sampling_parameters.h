@@ -1,4 +1,4 @@
-// The JSON of `sampling_parameters`, where it is as simple as most are.
+// Reads the JSON of `sampling_parameters`, if it is as simple as it mostly is.
 #pragma once
 
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 namespace sampling_parameters {
 
-// 0 where the object does not say.
+// 0: not given
 struct Given {
   uint64_t new_tokens = 0;
   double timeout_s = 0;
@@ -14,8 +14,8 @@ struct Given {
   int64_t priority = 0;
 };
 
-// An object of numbers and flags that a request may surely have (backend/fusewire/generation):
-// false, where one is unknown here, or may be invalid.
+// Reads an object of numbers and flags that are valid in any request (backend/fusewire/generation).
+// Returns false if one is not known here, or may be invalid.
 bool read(const char* text, size_t bytes, Given* given);
 
 }  // namespace sampling_parameters

@@ -1,9 +1,9 @@
-// Preloaded into tritonserver: while it stops, it is not ready and takes no more requests.
+// Preloaded into tritonserver: while it stops, it is not ready and accepts no more requests.
 //
-// Triton itself refuses new connections from its SIGTERM on, but goes on calling itself ready and
-// taking requests over the connections that there are, until none is open. Here what its HTTP and
-// gRPC endpoints call of tritonserver's C API (tritonserver.h) answers for it. Models may go on
-// asking other models: a request that was taken may need that.
+// Triton itself refuses new connections after SIGTERM, but still reports that it is ready and
+// accepts requests over existing connections, until none is open. Here the functions of
+// tritonserver's C API (tritonserver.h) that its HTTP and gRPC endpoints call answer accordingly.
+// Models may still call other models: a request that was accepted may need that.
 #include "tritonserver/stopping.h"
 
 #include <link.h>
@@ -33,8 +33,8 @@ namespace {
 
 std::atomic<pid_t> stage{0};
 
-// Where the program lies, in which the endpoints are, and no backend: the first object that is
-// loaded.
+// The address range of the program, which contains the endpoints and no backend: it is the first
+// object that is loaded.
 struct Program {
   uintptr_t begin = UINTPTR_MAX, end = 0;
 
@@ -94,8 +94,8 @@ EXPORTED Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server, con
   return failed;
 }
 
-// The endpoints' first question of a request's model, which is gone when it was unloaded: the
-// request would be told that there is no such model.
+// The first question of the endpoints about a request's model. Once the model is unloaded, the
+// answer would be that there is no such model.
 EXPORTED Error* TRITONSERVER_ServerModelTransactionProperties(TRITONSERVER_Server* server,
                                                               const char* model, int64_t version,
                                                               uint32_t* flags, void** more) {

@@ -1,4 +1,4 @@
-// How far the end of the server has come, as its supervisor says.
+// The stages of stopping the server, as its supervisor announces them.
 #pragma once
 
 #include <sys/types.h>
@@ -8,12 +8,12 @@ struct TRITONSERVER_Error;
 namespace stopping {
 
 // What the supervisor writes in place of process ids (serving/supervisor/embedded.py).
-constexpr pid_t unready = -1;  // readiness is false; requests are taken
-constexpr pid_t closed = -2;   // and no more requests are
+constexpr pid_t unready = -1;  // not ready; requests are still accepted
+constexpr pid_t closed = -2;   // and no more requests are accepted
 
 void begin(pid_t stage);
 
-// The error of requests that are not answered as the server stops.
+// error() is for requests that are not answered because the server stops.
 bool is_closed();
 TRITONSERVER_Error* error();
 

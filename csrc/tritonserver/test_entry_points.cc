@@ -1,4 +1,4 @@
-// What tests call, in any process.
+// Functions that tests call, in any process.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -22,7 +22,7 @@ size_t write_refusal(void* block, const admission::Asked& asked, double now, dou
 
 }  // namespace
 
-// What `judgement` says of a block; returns the bytes of the words.
+// Writes the message of `judgement` for a block; returns its size in bytes.
 EXPORTED size_t fusewire_refusal(void* block, double now, double chance, const char* tenant,
                                  int64_t priority, double timeout_s, const uint64_t* text_bytes,
                                  size_t texts, uint64_t id_rows, uint64_t id_length,
@@ -38,7 +38,7 @@ EXPORTED size_t fusewire_refusal(void* block, double now, double chance, const c
   return write_refusal(block, asked, now, chance, words, most);
 }
 
-// Of a block of generation, as `fusewire_refusal`.
+// As `fusewire_refusal`, for a block of generation.
 EXPORTED size_t fusewire_generation_refusal(void* block, double now, const char* tenant,
                                             int64_t priority, double timeout_s, uint64_t characters,
                                             uint64_t tokens, int64_t largest_id,
@@ -54,7 +54,7 @@ EXPORTED size_t fusewire_generation_refusal(void* block, double now, const char*
   return write_refusal(block, asked, now, 0, words, most);
 }
 
-// `sampling_parameters::read`.
+// Calls `sampling_parameters::read`.
 EXPORTED bool fusewire_read_sampling_parameters(const char* text, size_t bytes,
                                                 uint64_t* new_tokens, double* timeout_s,
                                                 int64_t* priority) {
@@ -66,7 +66,7 @@ EXPORTED bool fusewire_read_sampling_parameters(const char* text, size_t bytes,
   return is_plain;
 }
 
-// Whether a request of ids is refused by the blocks whose paths begin so.
+// Returns whether a request of ids is refused by the blocks whose paths begin with `prefix`.
 EXPORTED bool fusewire_refused_by_all(const char* prefix, const char* model, int64_t version,
                                       uint64_t id_rows, uint64_t id_length, double timeout_s) {
   admission::watch_blocks(prefix);

@@ -1,4 +1,4 @@
-// Texts as clients send them.
+// Checks of texts that clients send.
 #pragma once
 
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 namespace utf8 {
 
-// -1: it is not UTF-8.
+// Returns the number of characters; -1: the text is not UTF-8.
 int64_t characters(const unsigned char* text, size_t bytes);
 
 }  // namespace utf8

@@ -55,7 +55,7 @@ def test_a_class_of_ones_own_opens_what_its_base_does(tmp_path: Path) -> None:
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     assert refusal(Own, tmp_path) == (
-        "config.json: model_type: got 'whisper', which writes what is said in sound, wanted a "
+        "config.json: model_type: got 'whisper', which transcribes speech, wanted a "
         "model that writes texts; open it with Transcriber"
     )
 

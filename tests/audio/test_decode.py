@@ -1,5 +1,5 @@
-"""Files are decoded as they say, at the model's rate; what cannot be heard is refused by name, with
-the remedy, and takes no memory."""
+"""Files are decoded as their headers say, at the model's rate; unsupported ones are rejected by
+name, with the remedy, and use no memory."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ def test_a_file_that_was_written_into_a_pipe_goes_on_to_its_end(size):
     pcm = np.arange(-500, 500, dtype="<i2").tobytes()
     whole, unknown = wave_file(pcm), size.to_bytes(4, "little")
     begin = whole.index(b"data")
-    more = b"LIST" + (3).to_bytes(4, "little") + b"abc\0"  # chunks begin at even places
+    more = b"LIST" + (3).to_bytes(4, "little") + b"abc\0"  # chunks begin at even offsets
     piped = whole[:4] + unknown + whole[8:begin] + more + b"data" + unknown + pcm
     np.testing.assert_array_equal(decoded(piped), decoded(whole))
-    np.testing.assert_array_equal(decoded(piped + b"\1"), decoded(whole))  # half a sample
+    # Half a sample is ignored.
+    np.testing.assert_array_equal(decoded(piped + b"\1"), decoded(whole))
 
 
 def test_channels_are_averaged():
@@ -71,7 +72,7 @@ def test_channels_are_averaged():
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000])
 def test_other_rates_are_resampled(rate):
-    """As soxr does it at once, however the sound is cut into blocks."""
+    """The result is that of one soxr call, however the audio is split into blocks."""
     sound = np.stack([tone(9, rate), tone(9, rate, 1000)], axis=1)
     pcm = np.round(sound * 32767).astype("<i2")
     got = decoded(wave_file(pcm.tobytes(), rate=rate, channels=2))
@@ -109,7 +110,7 @@ def test_as_much_as_is_allowed_is_taken():
 
 
 def flac_that_says(frames: int) -> bytes:
-    """Of a short sound, with another number of samples in its header."""
+    """Returns a file of short audio with another number of samples in its header."""
     data = bytearray(written(tone(0.1), RATE, "FLAC"))
     [bits] = struct.unpack(">Q", data[18:26])
     data[18:26] = struct.pack(">Q", bits >> 36 << 36 | frames)
@@ -128,10 +129,10 @@ def flac_that_says(frames: int) -> bytes:
         (wave_file(b""), "no samples, wanted at least 1"),
         (wave_file(FULL + b"\0\0"), r"480001 samples, 30.0 s, wanted at most 480000, 30 s"),
         (wave_file(b"\0\0" * 8, frames=10**9), "1000000000 samples, 62500.0 s, wanted at most"),
-        (wave_file(b"\0\0" * 8, frames=9), "a file that ends before its sound does, after 8 of 9 "),
+        (wave_file(b"\0\0" * 8, frames=9), "a file that ends before its audio does, after 8 of 9 "),
         (wave_file(b"\0" * 18, channels=9), "9 channels, wanted 1 to 8 channels"),
-        (wave_file(b"\0\0" * 9, rate=999), "sound at 999 Hz, wanted 1000 to 192000 Hz"),
-        (wave_file(b"\0\0" * 9, rate=192001), "sound at 192001 Hz, wanted 1000 to 192000 Hz"),
+        (wave_file(b"\0\0" * 9, rate=999), "audio at 999 Hz, wanted 1000 to 192000 Hz"),
+        (wave_file(b"\0\0" * 9, rate=192001), "audio at 192001 Hz, wanted 1000 to 192000 Hz"),
         (written(np.zeros(31 * 8000), 8000, "FLAC"), "248000 samples, 31.0 s, wanted at most 24"),
         (written(np.zeros(31 * 48000), 48000, "MP3"), "samples, 31.0 s, wanted at most"),
         (flac_that_says(1 << 35), "34359738368 samples, 2147483.6 s, wanted at most"),
@@ -151,7 +152,7 @@ def test_a_file_that_was_cut_is_refused_with_what_there_is_and_was(kind, share):
     whole = written(rng.normal(0, 0.1, 10 * RATE), RATE, kind, "FLOAT" if kind == "WAV" else None)
     assert decoded(whole).size == 10 * RATE
     with pytest.raises(
-        InvalidInput, match=r"ends before its sound does, after \d+ of 160000"
+        InvalidInput, match=r"ends before its audio does, after \d+ of 160000"
     ) as no:
         decoded(whole[: int(len(whole) * share)])
     there = int(re.findall(r"after (\d+) of", str(no.value))[0])
@@ -160,16 +161,18 @@ def test_a_file_that_was_cut_is_refused_with_what_there_is_and_was(kind, share):
 
 def test_a_flac_file_that_was_cut_is_refused():
     whole = written(np.random.default_rng(0).normal(0, 0.1, 10 * RATE), RATE, "FLAC")
-    for cut in (whole[: len(whole) // 2], flac_that_says(1601)):  # within a frame, and behind one
+    # Cut within a frame, and after one.
+    for cut in (whole[: len(whole) // 2], flac_that_says(1601)):
         with pytest.raises(InvalidInput, match=r"bytes that are damaged \(.+\), wanted"):
             decoded(cut)
 
 
 def mp3_without_header(mode: str) -> bytes:
-    """Of 10 s: without its first frame, in which LAME writes the length."""
+    """Returns a file of 10 s without its first frame, in which LAME writes the length."""
     noise = np.random.default_rng(0).normal(0, 1, 10 * RATE) * np.linspace(0, 0.3, 10 * RATE)
     out = io.BytesIO()
-    options = {"bitrate_mode": mode, "compression_level": 0.5}  # neither counts alone
+    # Each has no effect without the other.
+    options = {"bitrate_mode": mode, "compression_level": 0.5}
     soundfile.write(out, noise, RATE, format="MP3", **options)
     whole = out.getvalue()
     assert whole[13:17] in (b"Xing", b"Info")
@@ -185,7 +188,7 @@ def test_what_does_not_say_its_length_is_heard_as_far_as_it_goes():
 
 
 def test_what_is_heard_in_part_is_refused():
-    """libsndfile guesses the length by the first frame's bit rate, and stops there."""
+    """libsndfile estimates the length from the first frame's bit rate, and stops there."""
     file = mp3_without_header("AVERAGE")
     with pytest.raises(
         InvalidInput, match=rf"a file without a length, of which \d+ bytes of {len(file)} are read"
@@ -194,7 +197,8 @@ def test_what_is_heard_in_part_is_refused():
 
 
 def test_a_flac_file_of_unknown_length_is_refused():
-    """As programs write it into a pipe; libsndfile cannot read on in it."""
+    """Programs that write to a pipe create such files, in which libsndfile cannot continue to
+    read."""
     data = bytearray(written(tone(31, 8000), 8000, "FLAC"))
     [bits] = struct.unpack(">Q", data[18:26])
     data[18:26] = struct.pack(">Q", bits >> 36 << 36)
@@ -203,7 +207,7 @@ def test_a_flac_file_of_unknown_length_is_refused():
 
 
 def test_silence_of_many_hours_takes_no_memory():
-    """A small file of a great length."""
+    """A small file may contain very long audio."""
     data = written(np.zeros(100 * 60 * 8000, np.int16), 8000, "FLAC")
     assert len(data) < 1 << 20
     tracemalloc.start()
@@ -240,7 +244,7 @@ _VALID = [
 
 @st.composite
 def damaged(draw: Any) -> bytes:
-    """Files with some bytes changed, cut out or repeated."""
+    """Draws files with some bytes changed, removed or repeated."""
     data = bytearray(draw(st.sampled_from(_VALID)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, min(len(data) - 1, draw(st.sampled_from([64, 10**6]))))))

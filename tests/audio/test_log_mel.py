@@ -42,7 +42,7 @@ def test_features_equal_transformers(tmp_path, name, bins):
     padded[: sound.size] = sound
     [exact] = theirs._np_extract_fbank_features(padded[None], "cpu")
     np.testing.assert_allclose(got.T, exact, rtol=0, atol=LOG_MEL)
-    # What `__call__` gives is computed by torch in float32.
+    # The result of `__call__` is computed by torch in float32.
     [called] = theirs(sound, sampling_rate=RATE)["input_features"]
     np.testing.assert_allclose(got.T, called, rtol=0, atol=LOG_MEL_FLOAT32)
 

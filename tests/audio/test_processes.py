@@ -1,4 +1,4 @@
-"""Sound is read in processes as it is in threads; what breaks one harms its request alone."""
+"""Audio is read in processes as in threads; a crash affects only the request that caused it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sounds() -> Iterator[SoundProcesses]:
 
 @pytest.fixture
 def own() -> Iterator[SoundProcesses]:
-    """Whose process starts within the test."""
+    """Yields processes that start within the test."""
     yield (made := SoundProcesses(LOG_MEL, MOST_S, READ_S))
     made.kill()
     made.close()
@@ -104,14 +104,14 @@ def test_a_decoder_that_crashes_harms_its_request_alone(own, monkeypatch):
     _before_the_program(monkeypatch, harm)
     assert len(data) != len(bad)
     assert own.file(data, "audio").seconds == 1
-    with pytest.raises(Unavailable, match=r"^sound process: got SIGSEGV, twice, wanted an answer"):
+    with pytest.raises(Unavailable, match=r"^audio process: got SIGSEGV, twice, wanted an answer"):
         own.file(bad, "audio")
     assert own.file(data, "audio").seconds == 1
 
 
 def test_memory_of_a_sound_is_bounded(own, monkeypatch):
     _before_the_program(monkeypatch, "program._call_bytes = lambda *_: 1 << 20")
-    with pytest.raises(InvalidInput, match=r"sound that cannot be read \(it takes too much memory"):
+    with pytest.raises(InvalidInput, match=r"audio that cannot be read \(it takes too much memory"):
         own.samples(noise(30), "samples")
 
 
@@ -125,6 +125,6 @@ def test_time_of_a_sound_is_bounded(own, monkeypatch):
 
 
 def _before_the_program(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """Executed in each process once its module, `program`, is imported."""
+    """Executes the statement in each process after its module, `program`, is imported."""
     begun = f"{statement}\nprogram.main("
     monkeypatch.setattr(process, "_PROGRAM", process._PROGRAM.replace("program.main(", begun))

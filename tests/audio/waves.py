@@ -1,4 +1,4 @@
-"""WAV files."""
+"""WAV files for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 def wave_file(
     pcm: bytes, *, rate: int = 16000, channels: int = 1, width: int = 2, frames: int | None = None
 ) -> bytes:
-    """Of interleaved samples of `width` bytes. `frames`: as many as its header says."""
+    """Returns a file of interleaved samples of `width` bytes. `frames`: the number in its
+    header."""
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(channels)
@@ -26,5 +27,5 @@ def wave_file(
 
 
 def spoken(samples: NDArray[np.float32], rate: int = 16000) -> bytes:
-    """A file of 16 bits, as most are."""
+    """Returns a 16-bit file, the most common format."""
     return wave_file((samples * 32767).astype("<i2").tobytes(), rate=rate)

@@ -72,18 +72,20 @@ def test_rows_and_goals_compare_with_ours_by_time_and_by_work() -> None:
     turns = {
         "fusewire": [Turn([3.0], 0.0, [3.0]), Turn([1.0, 2.0], 0.0, [2.0, 2.5])],
         "ctranslate2": [Turn([5.0], 0.0, [2.5])],
+        "fusewire-int8": [Turn([0.5], 0.0, [0.8])],
         "ctranslate2-int8": [Turn([1.0], 0.0, [1.0])],
     }
     facts = {"case": "1", "sources": 1, "model": "Marian"}
     rows = rows_of_case(turns, 32, facts)
-    assert [row["times_fusewire"] for row in rows] == [1.0, 2.5, 0.5]
-    assert [row["cpu_times_fusewire"] for row in rows] == [1.0, 1.25, 0.5]
-    assert [row["dtype"] for row in rows] == ["float32", "float32", "int8"]
+    assert [row["times_fusewire"] for row in rows] == [1.0, 2.5, 0.25, 0.5]
+    assert [row["cpu_times_fusewire"] for row in rows] == [1.0, 1.25, 0.4, 0.5]
+    assert [row["dtype"] for row in rows] == ["float32", "float32", "int8", "int8"]
     (goal,) = seq2seq_report.goals(rows)
     assert (goal.measured, goal.wanted, goal.reached) == ("1.25", ">= 1.3", False)
     assert seq2seq_report.goals(rows_of_case(turns, 32, facts | {"sources": 32}))[0].reached
     last = seq2seq_report.table(rows).splitlines()[-1]
-    assert last == "| 1 | 2000 / 2000 | 5000 / 2500 | 1000 / 1000 | 2.50 / 1.25 |"
+    systems = "2000 / 2000 | 5000 / 2500 | 500 / 800 | 1000 / 1000"
+    assert last == f"| 1 | {systems} | 2.50 / 1.25 | 2.00 / 1.25 |"
 
 
 def test_readme_has_the_table_and_the_goals(tmp_path: Path) -> None:

@@ -256,11 +256,11 @@ def test_restricted_is_not_unavailable() -> None:
         (
             "ModelInfer RPC doesn't support models with decoupled transaction policy",
             "model: got one that generates, wanted one that does another task; name another with "
-            "model=…, or call generate(…), of sound transcribe(…)",
+            "model=…, or call generate(…), for audio transcribe(…)",
         ),
         (
             "unexpected inference output 'cumulative_logprob' for model 'minilm'",
-            "model: got minilm, wanted one that does 'generate', or of sound 'transcribe'; name "
+            "model: got minilm, wanted one that does 'generate', or for audio 'transcribe'; name "
             "another with model=…",
         ),
         (

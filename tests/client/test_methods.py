@@ -238,10 +238,10 @@ def test_what_cannot_be_right_is_refused_here(
 @pytest.mark.parametrize(
     ("audio", "message"),
     [
-        (5, "audio: got int, wanted a file of sound"),
-        (None, "audio: got None, wanted a file of sound"),
-        ({"file": "a.wav"}, "audio: got dict, wanted a file of sound"),
-        ([b"RIFF", 5], r"audio\[1\]: got int, wanted a file of sound"),
+        (5, "audio: got int, wanted an audio file"),
+        (None, "audio: got None, wanted an audio file"),
+        ({"file": "a.wav"}, "audio: got dict, wanted an audio file"),
+        ([b"RIFF", 5], r"audio\[1\]: got int, wanted an audio file"),
         ("a\0b", "audio: got 'embedded null byte' for a\0b, wanted a file"),
     ],
 )

@@ -14,7 +14,7 @@ COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 
 def compiled(output: Path, name: str, *core: str, flags: tuple[str, ...] = ()) -> Path:
-    """`<name>.cc` with the named files of csrc/core; skips the test without a compiler."""
+    """Compiles `<name>.cc` with the named files of csrc/core; skips the test without a compiler."""
     if not COMPILER:
         pytest.skip("no C++ compiler here")
     sources = [Path(__file__).parent / f"{name}.cc"]

@@ -1,5 +1,5 @@
-"""What a target's kernels do not compute is refused by name, and every number of rows has a bucket
-that is run while a model loads."""
+"""Features that a target's kernels do not support are rejected by name, and every number of rows
+has a bucket that is run while a model loads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_buckets_are_run_up_to_the_largest_batch_and_close_to_each_of_its_sizes(
     for below, size in zip([0, *sizes], sizes, strict=False):
         assert size - below <= max(8, size // 4)
         if size < min(most, 65536):
-            # The largest of its bucket: its neighbour is of the next one.
+            # The size is the largest of its bucket: the next number belongs to the next one.
             assert int(run(program, "bucket", size).stdout) == size
             assert int(run(program, "bucket", below + 1).stdout) == size
 

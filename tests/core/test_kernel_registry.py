@@ -1,4 +1,4 @@
-"""The table of targets may be read by any thread while another forces an instruction set."""
+"""Any thread may read the table of targets while another forces an instruction set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products are timed on a stream that is tuning, and on no other."""
+"""GEMMs are timed only on a stream that is tuning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests import tolerance
 
-# In a process of its own: what was timed stays known for as long as one lives.
+# In its own process: timings are kept for the lifetime of a process.
 WORK = """
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The file of timed matrix products: it comes back as it was written, and harms nobody broken."""
+"""The file of GEMM timings: it is read as it was written, and a broken one is harmless."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MARKED = re.compile(r"(<!-- (\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
-# Where config.pbtxt has what is no `parameters` key of it.
+# Settings that are not `parameters` keys in config.pbtxt, and where they are instead.
 TRITON_KEYS = {
     "instances": "instance_group.count",
     "device": "instance_group.kind, .gpus",
@@ -38,13 +38,13 @@ TRITON_KEYS = {
 
 
 def page(text: str) -> str:
-    """The page with its tables as they are now."""
+    """Returns the page with its current tables."""
     tables = {"settings": "\n".join(settings()), "variables": "\n".join(variables())}
     return MARKED.sub(lambda marked: f"{marked[1]}\n{tables[marked[2]]}\n\n{marked[3]}", text)
 
 
 def settings() -> Iterator[str]:
-    """A table for each group."""
+    """Yields the lines of a table for each group."""
     for title in GROUPS:
         yield f"### {title.capitalize()}\n"
         yield "| Flag, variable, YAML key | `config.pbtxt` | Default | Values | Meaning |"
@@ -57,7 +57,7 @@ def settings() -> Iterator[str]:
 
 
 def row(kind: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """One setting: a model's has a key in config.pbtxt too."""
+    """Returns the row of one setting; a model's setting has a key in config.pbtxt too."""
     if name == "tritonserver_args":
         spellings = ["`-- FLAG…`"]
     elif name in SERVE_WITHOUT:
@@ -81,7 +81,7 @@ def row(kind: type[BaseModel], name: str, field: FieldInfo) -> str:
 
 
 def variables() -> Iterator[str]:
-    """The environment variables that no setting is behind."""
+    """Yields the table of environment variables that do not belong to a setting."""
     yield "| Variable | Meaning |"
     yield "|---|---|"
     for name, text in OTHERS.items():
@@ -93,7 +93,7 @@ def _shared(name: str) -> bool:
 
 
 def _first(kind: type[BaseModel], name: str, field: FieldInfo) -> bool:
-    """Whether no class before has the same field."""
+    """Returns whether no earlier class has the same field."""
     before = SERVE[: SERVE.index(kind)]
     same = [each.model_fields[name] for each in before if name in each.model_fields]
     return all(each.description != field.description for each in same)

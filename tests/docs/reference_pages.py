@@ -1,5 +1,5 @@
-"""The tables of docs/generation.md and docs/protocol.md that say what requests may have, made from
-what checks them.
+"""The tables of request parameters in docs/generation.md and docs/protocol.md, generated from the
+code that validates them.
 
 `python -m tests.docs.reference_pages` writes them into the pages, between their markers.
 """
@@ -19,7 +19,7 @@ from fusewire.tasks.parameters import IMAGE_PARAMETERS, REQUEST_PARAMETERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-# A bound's two names in pydantic's schemas: those of optional fields have its own.
+# The two names of a bound in pydantic's schemas; optional fields use the second.
 _BOUNDS = {
     "≥": ("minimum", "ge"),
     ">": ("exclusiveMinimum", "gt"),
@@ -75,7 +75,7 @@ TABLES = {
 
 
 def written(path: Path) -> str:
-    """The page with its tables as the code has them."""
+    """Returns the page with the tables generated from the code."""
     page = path.read_text()
     for name, table in TABLES[path].items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
@@ -88,7 +88,7 @@ def written(path: Path) -> str:
 
 
 def _type(schema: dict[str, Any], plural: str = "") -> str:
-    """In words, of a JSON schema; `plural` s, of several."""
+    """Describes the type of a JSON schema; `plural` s: of several values."""
     if "anyOf" in schema:
         given = [each for each in schema["anyOf"] if each["type"] != "null"]
         return " or ".join(_type(each, plural) for each in given)

@@ -1,4 +1,4 @@
-"""docs/configuration.md has every setting, as it is."""
+"""docs/configuration.md lists every setting, as in the code."""
 
 from __future__ import annotations
 

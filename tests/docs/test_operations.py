@@ -1,4 +1,4 @@
-"""docs/operations.md names the metrics that there are, and its gateway files are valid."""
+"""docs/operations.md names the existing metrics, and its gateway files are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README and the pages name files, flags and Python names that exist."""
+"""README and the pages only name files, flags and Python names that exist."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_python_in_a_page_uses_names_that_exist(page):
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """`fusewire` commands in the page's shell blocks, as words."""
+    """Returns the `fusewire` commands in the page's shell blocks, split into words."""
     blocks = SHELL.findall(page.read_text())
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     found = [re.sub(r"^\s*(\w+=\S+ )*", "", line) for line in lines]

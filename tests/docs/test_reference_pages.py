@@ -1,4 +1,4 @@
-"""The pages on protocol and generation say what the code that checks requests says."""
+"""The pages on protocol and generation match the code that validates requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_parameter_of_generation_has_its_description_and_range() -> None:
 
 
 def rows(marker: str) -> list[list[str]]:
-    """The first cells of a table of docs/protocol.md, up to the shape."""
+    """Returns the first cells of a table of docs/protocol.md, up to the shape."""
     page = (DOCS / "protocol.md").read_text()
     _, table, _ = re.split(f"<!-- {marker}:(?:begin|end) -->", page)
     cells = [re.split(r" *\| *", line.strip("|\n ")) for line in table.strip().splitlines()[2:]]
@@ -45,7 +45,7 @@ def rows(marker: str) -> list[list[str]]:
 
 
 def said(tensor: TensorContract, *, batched: bool) -> tuple[str, str, int]:
-    """Name, type and rank of a tensor."""
+    """Returns name, type and rank of a tensor."""
     kind = TYPES.get(tensor.dtype, tensor.dtype.removeprefix("TYPE_"))
     return tensor.name, kind, len(tensor.dims) + batched
 

@@ -1,4 +1,4 @@
-"""The documentation builds strictly, its links resolve, and it loads nothing from elsewhere."""
+"""The documentation builds strictly, its links resolve, and it loads nothing from other sites."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXTERNAL_STYLE = re.compile(r"(?:url\(\s*['\"]?|@import\s+['\"])\s*(?:https?:)?/
 
 
 class Page(HTMLParser):
-    """What a page links to, loads and can be linked at."""
+    """A page's links, the files that it loads, and the anchors that links can point to."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def test_a_page_loads_nothing_from_elsewhere(site, pages):
         if urlsplit(address).netloc
     }
     assert not loaded
-    # The theme fetches Mermaid from a CDN where a page has such a diagram.
+    # The theme fetches Mermaid from a CDN for pages with such a diagram.
     assert not any("mermaid" in page.classes for page in pages.values())
     styled = [*site.rglob("*.css"), *site.rglob("*.svg"), *pages]
     assert not [path for path in styled if EXTERNAL_STYLE.search(path.read_text())]

@@ -1,5 +1,5 @@
-"""Beam search over logits that only the tokens before them decide: by the library, and by a plain
-search in Python that keeps every history as a list."""
+"""Beam search over logits that are a function of the previous tokens: by the library, and by a
+simple search in Python that keeps every history as a list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.ops.beams import Candidates
 
 Logits = Callable[[tuple[int, ...]], NDArray[np.float32]]
-# log-probabilities [rows, vocab] and their histories, to others.
+# (log-probabilities [rows, vocab], their histories) -> log-probabilities
 Processor = Callable[[NDArray[np.float32], list[tuple[int, ...]]], NDArray[np.float32]]
 
 
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def awaited(self) -> int:
-        """Finished hypotheses."""
+        """The number of finished hypotheses that end a search."""
         return max(1, int(self.beams * self.patience + 0.5))
 
     def new(self) -> k.BeamSearch:
@@ -48,7 +48,8 @@ class Case:
 def random_logits(
     vocab: int, seed: int, *, eos: tuple[int, ...] = (), levels: int = 0, forbidden: float = 0.0
 ) -> Logits:
-    """Of every prefix its own. `levels`: so many different numbers, an eighth apart."""
+    """Returns a function from a prefix to its logits. `levels`: the number of different values, an
+    eighth apart."""
 
     def logits(prefix: tuple[int, ...]) -> NDArray[np.float32]:
         rng = np.random.default_rng([seed, zlib.crc32(np.array(prefix, np.int64).tobytes())])
@@ -84,14 +85,14 @@ def candidates_of(
 
 @dataclass
 class Running:
-    """A request on its way through `search`."""
+    """A request during `search`."""
 
     case: Case
     logits: Logits
     prompt: tuple[int, ...]
     search: k.BeamSearch = field(init=False)
     steps: int = 0
-    settled: list[list[int]] = field(default_factory=list)  # by each step
+    settled: list[list[int]] = field(default_factory=list)  # settled tokens of each step
 
     def __post_init__(self) -> None:
         self.search = self.case.new()
@@ -103,7 +104,7 @@ class Running:
 def search(
     cases: list[tuple[Case, Logits, tuple[int, ...]]], process: Processor | None = None
 ) -> list[Running]:
-    """All of them together, until each is done."""
+    """Runs all searches together, until each is done."""
     requests = [Running(*case) for case in cases]
     offsets = np.arange(len(requests) + 1, dtype=np.int32)
     scores = np.zeros(len(requests), np.float32)
@@ -149,8 +150,8 @@ class Found:
 def plain_search(
     case: Case, logits: Logits, prompt: tuple[int, ...], normalized: bool
 ) -> list[Found]:
-    """As the library means it, in fp32, ties by what stands first. Logits are log-probabilities
-    where `normalized`; else they are made such."""
+    """Searches as the library does, in fp32, with ties in order. Logits are log-probabilities where
+    `normalized`; otherwise they are normalized here."""
     running = [((), np.float32(0))]
     finished: list[Found] = []
     for length in range(1, case.max_tokens + 1):

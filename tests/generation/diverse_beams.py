@@ -1,5 +1,5 @@
-"""Diverse beam search as its paper has it (Vijayakumar et al., 2018, algorithm 1, Hamming
-diversity), with the rules for what is finished of transformers 4.56 (BeamSearchScorer)."""
+"""Diverse beam search as in its paper (Vijayakumar et al., 2018, algorithm 1, Hamming diversity),
+with the stopping rules of transformers 4.56 (BeamSearchScorer)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DiverseSearch:
 
     @property
     def beams(self) -> int:
-        """Of a group."""
+        """The number of beams of a group."""
         return self.num_beams // self.num_beam_groups
 
     def texts(
@@ -34,7 +34,8 @@ class DiverseSearch:
         log_probs: Callable[[list[Text]], Rows],
         process: Callable[[Rows, list[Text]], Rows] = lambda rows, texts: rows,
     ) -> list[tuple[float, Text]]:
-        """(score, text), best first. `process`: what comes after the diversity penalty."""
+        """Returns (score, text), best first. `process`: what is applied after the diversity
+        penalty."""
         groups = [_Group([(0.0, ())], []) for _ in range(self.num_beam_groups)]
         for length in range(1, self.max_new_tokens + 1):
             taken: Counter[int] = Counter()
@@ -78,6 +79,6 @@ class DiverseSearch:
 
 @dataclass
 class _Group:
-    live: list[tuple[float, Text]]  # by their sums
+    live: list[tuple[float, Text]]  # sorted by their sums
     finished: list[tuple[float, Text]]
     done: bool = False

@@ -1,5 +1,5 @@
 """A bad word is forbidden in the spellings that it has inside a text, whatever the tokenizer does
-to a text's beginning."""
+at a text's beginning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALWAYS, FIRST, NEVER = (
     {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme=scheme)}
     for scheme in ("always", "first", "never")
 )
-# As Llama 2's files have it.
+# As in Llama 2's files.
 PREPEND = {
     "normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
 }
@@ -66,7 +66,7 @@ def test_sentencepiece_files_too(tmp_path, kind):
     tokenizer = Tokenizer.load_target(FOLDERS[kind](tmp_path))
     assert tokenizer is not None
     words = BadWords(tokenizer)
-    word = "ri" if kind == "marian" else "sa"  # as a seventh of its pieces have no ids
+    word = "ri" if kind == "marian" else "sa"  # a seventh of its pieces have no ids
     spelled = ["".join(map(tokenizer.piece, ids)) for ids in words.token_ids([word])]
     assert spelled == [word, f"\u2581{word}"]
     with pytest.raises(InvalidInput, match="bad_words"):

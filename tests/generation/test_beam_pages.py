@@ -1,4 +1,4 @@
-"""Beams read their own past from shared pages, whoever forks, with no copy too many."""
+"""Beams read their own past from shared pages, however they fork, without unnecessary copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 
 class Request:
-    """What a request's beams should read, and what lies in the cache."""
+    """What a request's beams must read, and its pages in the cache."""
 
     def __init__(self, beams: int, histories: list[list[int]], tables: list[list[int]]) -> None:
         self.beams, self.histories = beams, histories
@@ -21,7 +21,7 @@ class Request:
 
 
 class Forks(RuleBasedStateMachine):
-    """Requests over one pool of pages, in which every position holds a number of its own."""
+    """Requests over one pool of pages, in which every position has its own number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Forks(RuleBasedStateMachine):
         self.free = data.draw(st.permutations(range(40))) + list(range(40, 4000))
         for _ in range(data.draw(st.integers(1, 3))):
             beams, length = data.draw(st.integers(1, 7)), data.draw(st.integers(0, 3 * page_size))
-            running = data.draw(st.integers(1, beams))  # more than one: a search goes on again
+            running = data.draw(st.integers(1, beams))  # more than one: a search that continues
             whole = length // page_size
             common = data.draw(st.integers(0, whole))
             shared, history = self.take(common), [self.number() for _ in range(length)]
@@ -96,11 +96,12 @@ class Forks(RuleBasedStateMachine):
             gone = request.held & released
             request.held -= gone
             released -= gone
-            self.free += sorted(gone - self.read_only)  # those may be somebody else's
+            self.free += sorted(gone - self.read_only)  # other requests may own these
         assert not released
 
     def expect_known(self, known: np.ndarray, table: np.ndarray, offsets: np.ndarray) -> None:
-        """The pages that rows write to where these begin, before the parents were."""
+        """Checks the known pages: those that rows write to, where they do not begin a page, before
+        they get the pages of their parents."""
         for i, request in enumerate(self.requests):
             place, begins = divmod(len(request.histories[0]), self.page_size)
             own = slice(*offsets[i : i + 2].tolist())

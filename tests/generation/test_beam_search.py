@@ -1,5 +1,5 @@
-"""The bookkeeping of beam search gives what transformers' own beam search gives, and of equal
-hypotheses the ones that stand first."""
+"""The library's beam search gives the results of transformers' own, and among equal hypotheses the
+first ones."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ STOPPING = [False, True, "never"]
 
 
 class PrefixModel(PreTrainedModel, GenerationMixin):
-    """Its logits are a function of the whole prefix; it has no cache."""
+    """A model whose logits are a function of the whole prefix; it has no cache."""
 
     config_class = PretrainedConfig
 
     def __init__(self, vocab: int, logits: Logits) -> None:
         super().__init__(PretrainedConfig(vocab_size=vocab))
-        self.nothing = torch.nn.Parameter(torch.zeros(1))  # generate asks where it lives
+        # `generate` reads the model's device from it.
+        self.nothing = torch.nn.Parameter(torch.zeros(1))
         self.logits = logits
         self.calls = 0
 
@@ -53,7 +54,7 @@ class PrefixModel(PreTrainedModel, GenerationMixin):
 def transformers_search(
     case: Case, vocab: int, logits: Logits, processors: list
 ) -> tuple[list[tuple[list[int], float, list[float]]], int]:
-    """(tokens, score, log-probabilities) of each hypothesis; and how many steps it took."""
+    """Returns (tokens, score, log-probabilities) of each hypothesis, and the number of steps."""
     model = PrefixModel(vocab, logits).eval()
     with torch.no_grad():
         out = model.generate(
@@ -62,7 +63,7 @@ def transformers_search(
             num_return_sequences=case.beams,
             max_new_tokens=case.max_tokens,
             eos_token_id=list(case.eos) or None,
-            pad_token_id=vocab,  # no token of the model
+            pad_token_id=vocab,  # not a token of the model
             length_penalty=case.length_penalty,
             early_stopping=case.early_stopping,
             do_sample=False,
@@ -106,8 +107,8 @@ def expect_transformers(case: Case, vocab: int, logits: Logits, processors: list
 
 
 def drawn(rng: np.random.Generator) -> tuple[Case, int]:
-    """A case whose beams never outnumber what there is to go on with: transformers fills their
-    places with copies."""
+    """Returns a case that has at least as many candidates as beams: transformers fills missing ones
+    with copies."""
     beams, ends = int(rng.integers(2, 7)), int(rng.integers(0, 4))
     vocab = int(rng.integers(beams + ends, 40))
     vocab = max(vocab, max(PROMPT) + 1, ends + 2)
@@ -127,7 +128,7 @@ def test_hypotheses_are_those_of_transformers(seed: int):
 def test_processors_change_log_probabilities_that_are_not_normalized_again(seed: int):
     rng = np.random.default_rng(1000 + seed)
     case, vocab = drawn(rng)
-    vocab += case.beams  # n-grams and minimal lengths forbid some
+    vocab += case.beams  # n-grams and minimal lengths forbid some tokens
     processors = [hf.RepetitionPenaltyLogitsProcessor(float(rng.uniform(0.7, 1.6)))]
     if rng.random() < 0.5:
         processors.append(hf.NoRepeatNGramLogitsProcessor(2))
@@ -138,7 +139,7 @@ def test_processors_change_log_probabilities_that_are_not_normalized_again(seed:
 
 
 def test_these_cases_tell_one_rule_from_another():
-    """Of the options each one matters in some of the cases above."""
+    """Each option changes the result of some of the cases above."""
     differ = dict.fromkeys(("length_penalty", "early_stopping", "beams"), 0)
     for seed in range(40):
         case, vocab = drawn(np.random.default_rng(seed))
@@ -172,7 +173,7 @@ def test_these_cases_tell_one_rule_from_another():
 def test_equal_hypotheses_stand_in_the_order_of_beams_and_tokens(
     beams, vocab, ends, levels, max_tokens, forbidden, penalty, stopping, patience, seed
 ):
-    """Also where beams outnumber what there is to go on with, and with any patience."""
+    """This includes cases with fewer candidates than beams, and any patience."""
     eos = tuple(range(min(ends, vocab)))
     case = Case(beams, max_tokens, eos, penalty, stopping, patience=patience)
     logits = random_logits(vocab, seed, eos=eos, levels=levels, forbidden=forbidden)
@@ -185,8 +186,8 @@ def test_equal_hypotheses_stand_in_the_order_of_beams_and_tokens(
 
 @pytest.mark.parametrize("patience", [0.25, 1.0, 1.5, 3.0])
 def test_a_patient_search_ends_when_so_many_are_finished(patience):
-    """Algorithm 1 of Kasai et al., 2022, told by itself: every finished hypothesis is kept, and the
-    first step that brings them to beams * patience is the last."""
+    """Algorithm 1 of Kasai et al., 2022, written independently: every finished hypothesis is kept,
+    and the first step that brings them to beams * patience is the last."""
     lengths = set()
     for seed in range(20):
         case = Case(4, 40, (1, 2), 1.0, True, patience=patience)
@@ -236,7 +237,7 @@ def test_scores_order_texts_of_any_length():
 
 
 def as_they_are(logits: Logits, prefixes: list[tuple[int, ...]]) -> np.ndarray:
-    """The logits taken for log-probabilities, whose sums are exact."""
+    """Returns the logits as log-probabilities, whose sums are exact."""
     return np.stack([logits(prefix) for prefix in prefixes])
 
 
@@ -273,8 +274,9 @@ def test_an_answer_does_not_depend_on_what_it_was_batched_with():
 def test_the_answers_begin_with_all_that_was_settled(
     beams, n, vocab, ends, spread, levels, max_tokens, forbidden, bias, penalty, stopping, seed
 ):
-    """And it is all that can be known: what the running beams and the n best hypotheses share.
-    `bias`: processors may raise log-probabilities above 0, so that no score is out of reach."""
+    """The settled tokens are all that can be known: the common prefix of the running beams and the
+    n best hypotheses. `bias`: processors may raise log-probabilities above 0, so that no score is
+    out of reach."""
     n = min(n, beams)
     eos = tuple(range(min(ends, vocab)))
     case = Case(beams, max_tokens, eos, penalty, stopping, n)
@@ -308,7 +310,7 @@ def test_the_answers_begin_with_all_that_was_settled(
     for hypothesis in search_.hypotheses()[:n]:
         assert hypothesis.tokens.tolist()[: len(settled)] == settled
         assert hypothesis.log_probs.tolist()[: len(settled)] == log_probs
-        assert len(settled) < len(hypothesis.tokens)  # its end is told with its score
+        assert len(settled) < len(hypothesis.tokens)  # the end is reported with the score
 
 
 def test_a_search_of_which_nobody_asks_settles_nothing_and_finds_the_same():
@@ -366,7 +368,7 @@ def test_rows_of_searches_are_those_of_each():
 
 
 def test_beams_settle_long_before_their_end():
-    """In half of these searches; all of them together as each alone."""
+    """This holds in half of these searches, and batched searches settle like single ones."""
     cases, ahead = [], 0
     for seed in range(30):
         case = Case(4, 24, (0,), early_stopping=STOPPING[seed % 3])

@@ -1,4 +1,4 @@
-"""Messages become the prompt that transformers makes of them; what is wrong is said in words."""
+"""Messages become the prompt of transformers; errors describe what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which texts of a window are no good."""
+"""Which texts of a window are rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_threshold_that_is_not_there_does_not_count():
 
 
 def test_thresholds_are_those_of_transformers():
-    """A value that is equal to one is good."""
+    """A value equal to a threshold is accepted."""
     ratio = compression_ratio(TOKENS, 51866)
     assert ratio > 2.4
     assert Fallback((0.0,), ratio - 1e-9, None, None).is_repetitive(TOKENS, 51866)

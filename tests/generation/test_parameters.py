@@ -1,4 +1,4 @@
-"""The parameters of a generation request: what they mean, and what is refused in which words."""
+"""The parameters of a generation request: their meaning, and the messages of invalid ones."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("return_timestamps", [True, "word", "Word", 1, "yes"]),
     ("condition_on_prev_tokens", [True, 1, "yes"]),
     ("prompt_ids", [[5], "5", [1.5], [0] * 4097]),
-    # Those of a model of speech, which this one is not.
+    # Parameters of speech models, which this model is not.
     ("fallback_temperatures", [[0.2], 0.2, [-1], [101], [1e-4], [0.5] * 17, *NOT_NUMBERS]),
     ("compression_ratio_threshold", [1.35, 0, -1, *NOT_NUMBERS]),
     ("logprob_threshold", [-1.0, 0.0, 0.5, *NOT_NUMBERS]),
@@ -267,7 +267,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
-    ("n", [0, MOST_SEQUENCES + 1, 10**6, 2, *NOT_NUMBERS]),  # 2: greedy
+    ("n", [0, MOST_SEQUENCES + 1, 10**6, 2, *NOT_NUMBERS]),  # 2: without sampling
     ("best_of", [0, MOST_SEQUENCES + 1, 2, *NOT_NUMBERS]),
     ("seed", [2**63, -(2**63) - 1, *NOT_NUMBERS]),
     ("logprobs", [-1, MOST_LOGPROBS + 1, *NOT_NUMBERS]),
@@ -282,7 +282,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("length_penalty", [-5.1, 10.1, 10**9, *NOT_NUMBERS]),
     ("early_stopping", [0, 1, "always", "Never", "NaN", [], {}]),
     ("use_beam_search", [0, 1, "yes", []]),
-    ("num_beam_groups", [0, -1, 2, 513, 1.5, *NOT_NUMBERS]),  # 2: of a single beam
+    ("num_beam_groups", [0, -1, 2, 513, 1.5, *NOT_NUMBERS]),  # 2: with a single beam
     ("diversity_penalty", [-0.5, 101, *NOT_NUMBERS]),
 ]
 
@@ -358,7 +358,7 @@ def test_new_tokens_fit_behind_the_prompt() -> None:
             max_new_tokens(parse(**{name: asked}), 500, LIMITS)
 
 
-# What folders and operators may have said, each well by itself.
+# Defaults of folders and operators, each valid on its own.
 DEFAULTS = st.fixed_dictionaries(
     {},
     optional={
@@ -521,7 +521,7 @@ def test_a_folder_without_the_file_says_nothing(tmp_path: Path) -> None:
 
 
 def test_what_transformers_itself_saves_is_read(tmp_path: Path) -> None:
-    """Its defaults, those of an encoder-decoder aside, all count as switched off or harmless."""
+    """Its defaults, except those of an encoder-decoder, count as disabled or harmless."""
     GenerationConfig(
         **GenerationConfig._get_default_generation_params() | {"eos_token_id": [1, 2]}
     ).save_pretrained(tmp_path)
@@ -563,7 +563,7 @@ def test_what_a_folder_asks_and_is_not_supported_is_refused(
 
 
 def test_the_lengths_of_an_encoder_decoders_targets_are_taken(folder: Callable[..., Path]) -> None:
-    """transformers counts the token in front, which is not generated."""
+    """transformers counts the first token, which is not generated."""
     config = {
         "min_length": 10,
         "max_length": 142,
@@ -606,7 +606,7 @@ def test_parameters_cannot_be_changed() -> None:
 def test_a_folder_that_searches_with_beams_may_name_a_temperature(
     folder: Callable[..., Path],
 ) -> None:
-    """As transformers has it: only do_sample samples."""
+    """As in transformers: only do_sample turns sampling on."""
     defaults = generation_defaults(folder(num_beams=4, temperature=0.7, top_k=20))
     assert parse(defaults).num_beams == 4
     assert parse(defaults, do_sample=True).num_beams == 1

@@ -1,4 +1,4 @@
-"""Prompts become ids that the model knows, or are refused under the name of their input."""
+"""Prompts become ids that the model knows, or are rejected under the name of their input."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SOURCES = replace(LIMITS, source=SourceLimits(vocab_size=END + 1, max_length=300
 def test_a_source_has_a_length_and_a_vocabulary_of_its_own(tokenizer: Tokenizer) -> None:
     parameters = read_parameters({}, SOURCES)
     source = read_prompt([END] * 300, parameters, tokenizer, SOURCES)
-    assert source.max_new_tokens == 199  # behind the token in front
+    assert source.max_new_tokens == 199  # without the first token
     for prompt in ([1] * 301, "x" * 301):
         with pytest.raises(InvalidInput, match="got 301 tokens, wanted at most 300, why"):
             read_prompt(prompt, parameters, tokenizer, SOURCES)
@@ -174,7 +174,8 @@ def test_requests_that_say_the_same_beside_their_prompts_share_what_is_read_of_i
             else:
                 assert requests.read(prompt | tensors, parameters) == whole
                 found_before += not wholly
-    # Five kinds with texts and ids, one with texts: all but the first of each, then all.
+    # Five kinds of parameters with texts and ids, one with texts only: all but the first of each,
+    # then all.
     assert found_before == (5 * (2 + 1) + 2) + (5 * (3 + 2) + 3)
 
 

@@ -1,4 +1,4 @@
-"""What timestamps say, and names of languages."""
+"""Timestamps of segments, and names of languages."""
 
 from __future__ import annotations
 

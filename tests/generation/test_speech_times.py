@@ -1,4 +1,4 @@
-"""The path of tokens through a sound is the one that transformers finds."""
+"""The alignment path of tokens to audio is that of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = [(1, 1), (1, 9), (9, 1), (2, 3), (7, 40), (40, 7), (33, 150)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("levels", [None, 2, 4])
 def test_the_path_is_that_of_transformers(shape, levels):
-    """Of any costs, and of few different ones, whose sums are often equal."""
+    """For random costs, and for few different ones, whose sums are often equal."""
     rng = np.random.default_rng(len(SHAPES))
     for _ in range(5):
         cost = rng.normal(size=shape) if levels is None else rng.integers(levels, size=shape) * 1.0
@@ -32,7 +32,7 @@ def test_the_median_is_that_of_transformers(width, count):
 
 
 def test_a_position_that_says_nothing_moves_no_token():
-    """Weights that are the same for all tokens have no spread to divide by."""
+    """Weights that are equal for all tokens have no deviation to divide by."""
     weights = np.random.default_rng(3).random((2, 6, 20)).astype(np.float32)
     with_silence = np.concatenate([weights, np.full((2, 6, 5), 0.25, np.float32)], axis=2)
     np.testing.assert_array_equal(token_positions(with_silence, 1), token_positions(weights, 1))

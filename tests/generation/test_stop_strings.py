@@ -1,4 +1,4 @@
-"""Stop strings against the naive definition, over every way of cutting a text into pieces."""
+"""Stop strings against the naive definition, for every way of splitting a text into pieces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fusewire.generation.stop_strings import StopMatcher, StopStrings
 from hypothesis import given
 from hypothesis import strategies as st
 
-# Two letters: overlaps, borders and strings inside strings come by themselves.
+# Two letters give overlaps, boundaries and strings inside strings.
 words = st.text("ab", min_size=1, max_size=6)
 
 
 def naive(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | None]:
-    """(output, stop string): the first end of any stop string; there the longest."""
+    """Returns (output, stop string): the first end of any stop string; among those the longest."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -121,7 +121,7 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 
 def test_time_is_linear_on_a_text_of_false_beginnings() -> None:
-    """A quadratic matcher would take hours: each character goes on with a beginning of 4096."""
+    """A quadratic matcher would take hours: each character extends a prefix of 4096 characters."""
     matcher = StopMatcher(StopStrings(["a" * 4096 + "b", "a" * 4095 + "c"]))
     started = time.process_time()
     released = sum(len(matcher.feed("a" * 64)) for _ in range(8000))

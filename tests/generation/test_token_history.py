@@ -1,5 +1,5 @@
-"""What texts so far say of their next tokens is what transformers says of each alone, however they
-fork, in time and memory that do not grow with the size of n-grams."""
+"""Restrictions of next tokens by the text so far are those of transformers for each text alone,
+however texts fork, in time and memory that do not grow with the size of n-grams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-VOCAB = 4  # few, which repeat
+VOCAB = 4  # few, so that they repeat
 TEXT = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
 
 
@@ -117,7 +117,7 @@ def test_continuations_share_what_is_known_of_their_prompt(n: int):
 
 
 def test_what_repeats_on_purpose_costs_little():
-    """Long n-grams of which all but one token are everywhere."""
+    """The n-grams are long, and all but one of their tokens occur everywhere."""
     histories = k.TokenHistories(prompt_ids=[7] * 100_000, no_repeat_ngram_size=1024)
     begin = time.thread_time()
     for token in [3, *[7] * 1000]:

@@ -1,4 +1,4 @@
-"""Encoded images made for tests: of every mode, orientation and format, and bad ones."""
+"""Encoded images generated for tests: of every mode, orientation and format, and invalid ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ORIENTATION = 0x0112
 
 
 def pixels(width: int, height: int, channels: int = 3, seed: int = 0) -> np.ndarray:
-    """Random levels with slow changes in them, as photographs have: uint8 [height, width, c]."""
+    """Returns random levels with slow changes, as in photographs: uint8 [height, width,
+    channels]."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (height // 7 + 1, width // 7 + 1, channels))
     smooth = coarse.repeat(7, axis=0).repeat(7, axis=1)[:height, :width]
@@ -47,7 +48,7 @@ def photo(width: int, height: int, kind: str = "PNG", seed: int = 0) -> bytes:
 
 
 def png(width: int, height: int, bits: int, colour: int, data: bytes) -> bytes:
-    """A PNG of any header and any compressed rows."""
+    """Returns a PNG with any header and any compressed rows."""
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(data, 9)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -57,7 +58,7 @@ def png(width: int, height: int, bits: int, colour: int, data: bytes) -> bytes:
 
 
 def many_scans(width: int, height: int, scans: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated, so that it has so many."""
+    """Returns a progressive JPEG whose last scan is repeated until it has this many."""
     data = encoded(image(width, height), "JPEG", progressive=True)
     last = data.rindex(b"\xff\xda")
     scan = data[last:-2]

@@ -1,5 +1,4 @@
-"""Encoded images become the pixels that transformers' load_image makes of them, or an error of
-their own."""
+"""Encoded images become the pixels of transformers' load_image, or an error of their own."""
 
 from __future__ import annotations
 
@@ -153,7 +152,7 @@ except ConfigurationError as error:
 
 
 def test_a_bomb_takes_no_memory_for_its_pixels():
-    """A process that may take 256 MiB more refuses an image that needs 384 MB."""
+    """A process that may use 256 MiB more rejects an image that needs 384 MB."""
     code = """
 import resource
 from fusewire.errors import InvalidInput

@@ -1,4 +1,5 @@
-"""Pixel values are bit for bit those of transformers' PIL processors, whatever the folder says."""
+"""Pixel values are bitwise those of transformers' PIL processors, whatever the folder's
+configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ MODEL_TYPES = {
 HALF = [0.5, 0.5, 0.5]
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
-# The files of published models, of all ages: as they stand on the hub.
+# The files of published models of all ages, as on the hub.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "google/vit-base-patch16-224": (
         "vit",
@@ -146,7 +147,8 @@ def test_published_files_are_read_as_transformers_reads_them(name, tmp_path):
 
 @st.composite
 def configurations(draw, name: str) -> dict[str, Any]:
-    """A processor's file: any of its keys may be missing or set, and steps may be null."""
+    """Draws a processor's configuration: any of its keys may be missing or set, and steps may be
+    null."""
     side = st.integers(1, 40)
     sides = st.fixed_dictionaries({"height": side, "width": side})
     numbers = st.lists(st.floats(0.1, 0.9), min_size=3, max_size=3)
@@ -179,7 +181,7 @@ def configurations(draw, name: str) -> dict[str, Any]:
 @given(data=st.data())
 def test_any_file_of_a_processor_gives_transformers_pixel_values(name, tmp_path, data):
     values = data.draw(configurations(name))
-    # A ratio of sides above 83 has more pixels than a model is given at 224.
+    # With a ratio of sides above 83, a model would get too many pixels at 224.
     width, height = data.draw(st.integers(1, 80)), data.draw(st.integers(1, 80))
     kind = data.draw(st.sampled_from(["JPEG", "PNG", "WEBP"]))
     folder = folder_with(tmp_path, values, MODEL_TYPES[name])

@@ -1,4 +1,4 @@
-"""Images are read in processes: what breaks one harms its request alone."""
+"""Images are read in processes: a crash affects only the request that caused it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PREPROCESSING = preprocessing_of(CLIP, "clip")
 
 @pytest.fixture
 def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread reads, so that a second image comes to the process of the first."""
+    """Uses one reading thread, so that the next image goes to the same process."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
 
 
@@ -155,6 +155,6 @@ def test_processes_end_with_their_owner():
 
 
 def _before_the_program(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """Executed in each process once its module, `program`, is imported."""
+    """Executes the statement in each process after its module, `program`, is imported."""
     begun = f"{statement}\nprogram.main("
     monkeypatch.setattr(process, "_PROGRAM", process._PROGRAM.replace("program.main(", begun))

@@ -1,4 +1,4 @@
-"""Images of many requests are read at once, each with its own error, in bounded memory."""
+"""Images of many requests are read concurrently, each with its own error, in bounded memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_of_several_images_the_bad_one_is_named(workers):
 
 @dataclass
 class Watched:
-    """Stands in for a Preprocessing: takes a while, and counts the pixels in work."""
+    """A stand-in for a Preprocessing that takes a while and counts the pixels in work."""
 
     pixels: int = 0
     most_pixels: int = 0

@@ -1,4 +1,4 @@
-"""A random decoder layer over a paged cache, and the same as causal attention in torch."""
+"""A random decoder layer over a paged cache, and its reference by causal attention in torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ GPU_CACHED_SPECS: dict[str, dict[str, Any]] = {
 }
 PAGE_SIZE = 8
 
-# What is new of each sequence in each step; together the sequences of `Layer.lengths` (1, 17, 40).
+# The new tokens of each sequence in each step; together they are `Layer.lengths` (1, 17, 40).
 STEPS = {
     "whole": [(1, 17, 40)],
     "token_by_token": [
@@ -84,7 +84,7 @@ STEPS = {
 
 class CachedLayer(Layer):
     def mask(self) -> dict[str, int]:
-        """A token itself, and what is before it."""
+        """Returns the causal mask: a token itself, and those before it."""
         return ({"left": self.o["window"] - 1} if self.o.get("window") else {}) | {"right": 0}
 
     def context(self, qkv: torch.Tensor, there: Callable) -> torch.Tensor:
@@ -97,21 +97,21 @@ class CachedLayer(Layer):
             biased=bool(self.o.get("biased")),
             **self.mask(),
         )
-        if "scale" in self.o:  # instead of the reference's own
+        if "scale" in self.o:  # instead of the reference's own scale
             q = qkv[:, : self.width] * (self.o["scale"] * self.dim**0.5)
             qkv = torch.cat([q, qkv[:, self.width :]], -1)
         past = qkv[:0, self.width :]
         return paged.attend({"qkv": qkv, "past": past, "bias": there(self.bias)}, shape)
 
     def planes(self, pages: int, layers: int = 1) -> k.Tensor:
-        """A cache that nobody wrote yet."""
+        """Returns a cache that was not written yet."""
         page = self.kv_heads * PAGE_SIZE * self.dim
         return self.place.floats(np.full((2 * layers, pages, page), np.nan, np.float32))
 
     def forward_cached(
         self, stack: k.Stack, x: np.ndarray, steps: list[tuple[int, ...]], layers: int = 1
     ) -> np.ndarray:
-        """The stack's output for all rows of x, computed step by step."""
+        """Returns the stack's output for all rows of x, computed step by step."""
         place, out = self.place, np.full_like(x, np.nan)
         counts = [-(-n // PAGE_SIZE) for n in self.lengths]
         pages = sum(counts) + 2

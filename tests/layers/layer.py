@@ -1,4 +1,4 @@
-"""A random layer: as the library takes it, and written out in torch in any precision."""
+"""A random layer: in the library's form, and written out in torch in any precision."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ SPECS: dict[str, dict[str, Any]] = {
         "activation": "silu",
     },
 }
-# What only a GPU computes in no time: layers of published models, and all of their head sizes.
+# Specifications that only a GPU computes fast enough: layers of published models, and all their
+# head sizes.
 GPU_SPECS: dict[str, dict[str, Any]] = {
     "bert_base": {"hidden": 768, "heads": 12, "intermediate": 3072},
     "modernbert_base": {
@@ -60,7 +61,7 @@ GPU_LENGTHS = (1, 17, 300, 128, 77)
 
 
 class Layer:
-    """Random weights for one specification: as the library takes them and as torch does."""
+    """Random weights for one specification, in the library's form and in torch's."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Layer:
         self.positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
 
     def built(self) -> k.Stack:
-        """A stack of this one layer."""
+        """Returns a stack of this one layer."""
         return k.Stack([k.Layer(self.blocks(), parallel=self.o.get("parallel", False))])
 
     def blocks(self) -> list[k.Block]:
@@ -159,7 +160,7 @@ class Layer:
         return rounded(x, self.place.dtype)
 
     def reference(self, x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-        """The layer's output in torch, computed in `dtype` on the place's device."""
+        """Returns the layer's output in torch, computed in `dtype` on the place's device."""
 
         def there(array: np.ndarray) -> torch.Tensor:
             tensor = torch.from_numpy(array).to(self.place.device)
@@ -168,7 +169,8 @@ class Layer:
         return self.in_torch(there(x), there).double().cpu().numpy()
 
     def in_torch(self, x: torch.Tensor, there: Callable) -> torch.Tensor:
-        """The layer's output; `there` makes a tensor of an array of numbers or weights."""
+        """Returns the layer's output; `there` converts an array of inputs or weights to a
+        tensor."""
 
         def norm(h: torch.Tensor, name: str) -> torch.Tensor:
             if name not in self.norms:
@@ -225,8 +227,8 @@ class Layer:
         return h
 
     def between(self, h: torch.Tensor, there: Callable) -> torch.Tensor:
-        """What the feed-forward reads, of what the attention's block gives: a block of a subclass
-        may stand between them."""
+        """Returns the input of the feed-forward from the output of attention's block. Subclasses
+        may insert a block between them."""
         return h
 
     def allowed_error(self, x: np.ndarray) -> Allowed:
@@ -236,11 +238,11 @@ class Layer:
         return allowed_error(truth, same, self.place.dtype, terms)
 
     def mask(self) -> dict[str, int]:
-        """Both sides of a token."""
+        """Returns the mask: a token sees both sides."""
         return window(self.o["window"]) if self.o.get("window") else {}
 
     def context(self, qkv: torch.Tensor, there: Callable) -> torch.Tensor:
-        """What attention gives for rows of q | k | v, in torch."""
+        """Returns attention's output for rows of q | k | v, in torch."""
         biased = bool(self.o.get("biased"))
         shape = Attention(
             self.lengths,
@@ -263,7 +265,7 @@ class Layer:
     ) -> None:
         offsets = np.cumsum([0, *self.lengths]).astype(np.int32)
         place = self.place
-        positions = np.zeros(x.shape[0], np.int32)  # of a bucket's padding: any
+        positions = np.zeros(x.shape[0], np.int32)  # a bucket's padding may have any positions
         positions[: self.positions.size] = self.positions
         stack.forward(
             x,

@@ -1,5 +1,5 @@
 """A decoder layer over a paged cache equals causal attention over whole sequences in fp64, however
-the tokens come: at once, one by one, or prompts in chunks beside others that decode."""
+the tokens arrive: at once, one by one, or as prompt chunks together with decoding sequences."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_decides_about_temporaries_makes_a_plan_of_its_own(options: dict) -
 
 
 def run_once(layer: CachedLayer, workspace: k.Workspace) -> None:
-    """Five new tokens of one sequence."""
+    """Runs five new tokens of one sequence."""
     place = layer.place
     batch = k.PagedBatch(
         place.sequences(np.array([0, 5])),

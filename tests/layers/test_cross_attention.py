@@ -1,5 +1,5 @@
 """A decoder layer with cross attention equals its fp64 reference: causal attention over its own
-tokens, then attention to the whole of each sequence's source, which lies in the same planes."""
+tokens, then attention to the whole of each sequence's source, which is in the same planes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.places import CPU_TARGETS, GPU, TORCH_DTYPES, rounded
 from tests.tolerance import allowed_error
 
 HIDDEN, HEADS, PAGE_SIZE = 48, 3, 4
-TARGETS, SOURCES = (5, 1, 9), (2, 17, 30)  # a source shorter than its target, too
+TARGETS, SOURCES = (5, 1, 9), (2, 17, 30)  # includes a source shorter than its target
 
 pytestmark = pytest.mark.parametrize("place", [*CPU_TARGETS, *GPU], indirect=True)
 
 
 class CrossLayer:
-    """Random weights of self-attention and cross attention, pre-norm or post-norm."""
+    """Random weights of self attention and cross attention, pre-norm or post-norm."""
 
     def __init__(self, place: Placement, dim: int, scale: float, pre_norm: bool) -> None:
         self.place, self.dim, self.scale, self.pre_norm = place, dim, scale, pre_norm
@@ -95,7 +95,8 @@ class CrossLayer:
         return torch.cat(answers).double().cpu().numpy()
 
     def forward(self, steps: list[tuple[int, ...]]) -> np.ndarray:
-        """The output for every row, where so many are new of each sequence in each step."""
+        """Returns the output for every row; `steps` has the new tokens of each sequence in each
+        step."""
         place, out = self.place, np.full_like(self.x, np.nan)
         counts = [-(-n // PAGE_SIZE) for n in (*TARGETS, *SOURCES)]
         order = np.random.default_rng(2).permutation(sum(counts)).astype(np.int32)

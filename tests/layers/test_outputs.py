@@ -1,4 +1,5 @@
-"""A stack computes some tokens alone, as it does among all: to the bit on the CPU."""
+"""A stack that computes only some tokens' outputs returns the same values as for all tokens:
+bitwise on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tests.layers.layer import SPECS, Layer
 from tests.places import CPU_TARGETS
 from tests.tolerance import Allowed
 
-# A layer of each kind whose tokens see all others alike.
+# Layers of each kind without a window or a position bias: all tokens see the same keys.
 ALIKE = {
     **{name: SPECS[name] for name in ("post_norm", "post_norm_odd", "pre_norm")},
     "grouped_heads_soft_cap": SPECS["grouped_heads_soft_cap"],
@@ -20,7 +21,7 @@ ALIKE = {
     "parallel": {"pre_norm": True, "parallel": True},
 }
 LENGTHS = (1, 17, 40)
-TOKENS = [0, 1, 3, 17, 18, 57]  # of those sequences 1, 3 and 2
+TOKENS = [0, 1, 3, 17, 18, 57]  # 1, 3 and 2 tokens of the sequences
 OFFSETS = [0, 1, 4, 6]
 
 

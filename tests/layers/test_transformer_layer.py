@@ -1,5 +1,5 @@
 """One fused encoder layer equals the same layer written out in fp64, on every instruction set and
-on a GPU in every precision. It takes its memory from a plan that is as small as lifetimes allow."""
+on a GPU in every precision. Its memory plan is as small as lifetimes allow."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_layer_over_a_bucket_sees_the_batch_alone(name: str, place: Placement)
 
 
 def shaped(hidden: int, heads: int, intermediate: int, **options: bool) -> Layer:
-    """A layer whose numbers do not matter: only what memory it plans."""
+    """Returns a layer with arbitrary weights, for tests of its memory plan."""
     sizes = {"hidden": hidden, "heads": heads, "intermediate": intermediate}
     return Layer({**sizes, **options}, lengths=(1,))
 

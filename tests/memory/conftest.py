@@ -1,4 +1,4 @@
-"""The memory library on a device that is not there, compiled once a run."""
+"""The memory library on a fake device, compiled once per run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fake_device.h for Python."""
+"""Python bindings of fake_device.h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory library compiled with test code: as a program under sanitizers, or to load here."""
+"""The memory library compiled with test code: as a program with sanitizers, or to load here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""CachingAllocator: blocks never overlap, all returns, the cap holds, errors name the holders."""
+"""CachingAllocator: blocks never overlap, all memory is returned, the cap is obeyed, and errors
+name what holds memory."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 ALIGNMENT = 64
 
-# Around every border: a cache line, a page, the small/large divide, a segment's step.
+# Around every boundary: a cache line, a page, the small/large limit, a segment's granularity.
 SIZES = st.one_of(
     st.integers(0, 4 * KIB),
     st.sampled_from([256 * KIB - 1, 256 * KIB, 256 * KIB + 1, 2 * MIB - 64, 2 * MIB, 2 * MIB + 1]),
@@ -49,7 +50,8 @@ class Held:
     tag: str
 
     def intact(self) -> bool:
-        """First, last and middle bytes: a neighbour that overlaps writes at an end or over all."""
+        """Returns whether first, last and middle bytes are intact: an overlapping block writes at
+        an end or over all."""
         size = self.buffer.nbytes
         edge = min(size, KIB)
         data = self.buffer.data
@@ -61,7 +63,7 @@ class Held:
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Any sequence of calls, each block filled with a pattern of its own while it lives."""
+    """Random sequences of calls, with each live block filled with its own pattern."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +101,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(cap=st.sampled_from([0, 0, 3 * MIB, 16 * MIB]))
     def set_cap(self, cap: int) -> None:
         self.allocator.set_cap(cap)
-        # What is held above a new cap stays; the rest of the rules keep to the larger of the two.
+        # Memory above a new cap stays allocated; the other rules use the larger of the two.
         self.cap = cap and max(cap, self.allocator.stats()["reserved_bytes"])
 
     @invariant()

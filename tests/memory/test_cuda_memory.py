@@ -1,4 +1,4 @@
-"""A GPU's memory: what tests/memory says of the policy on a fake device, on a real one."""
+"""A GPU's memory: the tests of the policy on a fake device, repeated on a real one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_streams_share_memory_and_leave_it_behind() -> None:
     address = block.data
     allocator.used_by(block, second)
     block.free()
-    block = allocator.allocate(4 * MIB, "x", second)  # nothing is pending on either
+    block = allocator.allocate(4 * MIB, "x", second)  # no work is pending on either stream
     assert block.data == address
     assert allocator.stats()["segments_adopted"] == 1
     del first, second
@@ -63,7 +63,8 @@ def test_streams_share_memory_and_leave_it_behind() -> None:
 @gpu
 def test_weights_that_were_announced_come_in_one_piece() -> None:
     place = Placement("cuda", "float16")
-    matrix = np.ones((1, 9 * MIB // 4), np.float32)  # 4.5 MiB: ends of 16 MiB would stay empty
+    # 4.5 MiB: without the reservation the ends of segments of 16 MiB would stay unused.
+    matrix = np.ones((1, 9 * MIB // 4), np.float32)
     default_allocator("cuda").trim()
     before = default_allocator("cuda").stats()["raw_allocations"]
     place.reserve(40 * matrix.size, "weights")

@@ -1,4 +1,4 @@
-"""Kinds of the library's errors arrive in Python as types."""
+"""Kinds of the library's errors become types in Python."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What an encoder layer plans, at the shapes of real models up to 8192 tokens.
+"""The memory plan of an encoder layer, at the shapes of real models up to 8192 tokens.
 
-Computing such shapes would take minutes, and a plan needs only sizes: `scratch_of` writes down what
-a layer creates and releases, the first test shows that it is what the real layer does, and the
-others plan from it.
+Computing such shapes would take minutes, but a plan only needs sizes: `scratch_of` has the
+allocations and releases of a layer, the first test shows that they are those of the real layer, and
+the other tests plan from them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Spec:
     heads: int
     gated: bool = False
     pre_norm: bool = False
-    first_norm: bool = True  # a pre-norm layer may go without
+    first_norm: bool = True  # a pre-norm layer may have none
 
 
 REAL = {
@@ -43,7 +43,7 @@ REAL = {
 
 
 def scratch_of(spec: Spec, tokens: int) -> Callable[[object], None]:
-    """The temporaries of a layer in their order, rows as far apart as the library puts them."""
+    """Returns the temporaries of a layer in their order, with the row strides of the library."""
 
     def forward(scratch: object) -> None:
         def matrix(cols: int) -> object:

@@ -1,5 +1,5 @@
-"""The memory library under AddressSanitizer and UndefinedBehaviorSanitizer: random work from four
-threads is clean, and deliberate misuse is caught (so the clean run means something)."""
+"""The memory library under AddressSanitizer and UndefinedBehaviorSanitizer: random work of four
+threads is clean, and deliberate misuse is detected (so that the clean run has a meaning)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Streams share memory: each reuses its own at once, others' when the work on it is finished."""
+"""Streams share memory: each reuses its own at once, and that of others when their work on it is
+finished."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def device(native: ctypes.CDLL) -> Iterator[FakeDevice]:
 
 
 def used_and_freed(device: FakeDevice, stream: int, size: int) -> int:
-    """The address of a block that `stream` still works on."""
+    """Returns the address of a freed block that `stream` still uses."""
     block = device.allocate(stream, size, True)
     device.use(block, stream)
     address = device.address(block)
@@ -180,8 +181,8 @@ SIZES = st.one_of(
 
 
 class StreamMachine(RuleBasedStateMachine):
-    """Any sequence of calls on a small device; the fake device complains by itself about a block
-    that is handed out, or a segment that is returned, while it is live or in use elsewhere."""
+    """Random sequences of calls on a small device. The fake device itself reports a block that is
+    allocated, or a segment that is returned, while it is live or in use elsewhere."""
 
     native: ctypes.CDLL
 
@@ -256,7 +257,8 @@ class StreamMachine(RuleBasedStateMachine):
         for block in self.blocks:
             self.device.free(block)
         self.device.finish(*self.streams)
-        # Streams destroyed with unfinished work still hold what they used; nobody else does.
+        # Destroyed streams with unfinished work still hold the memory that they used; nothing else
+        # does.
         self.device.trim()
         assert self.device.stats().allocated_bytes == 0
         self.device.check()

@@ -1,5 +1,5 @@
-"""torch's functions (core/torch_allocator.h), called as torch calls them, on a device that is not
-there; test_torch_memory.py has torch call them on a GPU."""
+"""torch's allocator functions (core/torch_allocator.h), called as torch calls them, on a fake
+device; in test_torch_memory.py torch calls them on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class Torch:
-    """torch's side; streams are the fake device's."""
+    """torch's side; its streams are those of the fake device."""
 
     def __init__(self, native: ctypes.CDLL) -> None:
         self.native = native

@@ -1,4 +1,4 @@
-"""torch with fusewire's allocator on a GPU, a process a case (torch_process.py)."""
+"""torch with fusewire's allocator on a GPU, in a process per case (torch_process.py)."""
 
 from __future__ import annotations
 

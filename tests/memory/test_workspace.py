@@ -1,4 +1,4 @@
-"""Workspace: lifetimes are recorded, the arena is reused, grows in steps and shrinks lazily."""
+"""Workspace: lifetimes are recorded; the arena is reused, grows in steps and shrinks lazily."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KEY = 1  # any layer
 
 
 def block(size: int) -> Callable[[object], None]:
-    """A forward that holds one tensor of so many bytes."""
+    """Returns a forward that holds one tensor of this many bytes."""
     return lambda scratch: scratch.tensor([size], "uint8").release()
 
 
 def chain(tokens: int, hidden: int = 64) -> Callable[[object], None]:
-    """Three tensors, the outer two never alive together."""
+    """Returns a forward with three tensors, of which the outer two are never live together."""
 
     def forward(scratch: object) -> None:
         qkv = scratch.tensor([tokens, 3 * hidden])
@@ -67,7 +67,8 @@ def test_lifetimes_are_recorded_and_their_memory_shared() -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[tuple[str, int]]:
-    """Creations with sizes and releases by position among the open, all closed at the end."""
+    """Draws allocations with sizes, and releases by position among the live ones, all released at
+    the end."""
     steps: list[tuple[str, int]] = []
     open_ = 0
     for _ in range(draw(st.integers(1, 20))):
@@ -146,7 +147,7 @@ def test_the_arena_shrinks_only_after_a_whole_window_below_half() -> None:
     large, small = block(20 * MIB), block(3 * MIB)
     workspace.run((KEY, 20, 0, 0), large)
     full = workspace.stats()["arena_bytes"]
-    for _ in range(10):  # one large run in each window: it stays
+    for _ in range(10):  # one large run in each window keeps its size
         for _ in range(9):
             workspace.run((KEY, 3, 0, 0), small)
         workspace.run((KEY, 20, 0, 0), large)
@@ -155,7 +156,7 @@ def test_the_arena_shrinks_only_after_a_whole_window_below_half() -> None:
         workspace.run((KEY, 3, 0, 0), small)
     assert (workspace.stats()["arena_bytes"], workspace.stats()["shrinks"]) == (4 * MIB, 1)
     assert allocator.stats()["reserved_bytes"] == 4 * MIB
-    for _ in range(50):  # at its own size it does not breathe
+    for _ in range(50):  # repeated runs of its own size do not change it
         workspace.run((KEY, 3, 0, 0), small)
     assert workspace.stats()["shrinks"] == 1
     workspace.run((KEY, 20, 0, 0), large)

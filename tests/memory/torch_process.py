@@ -1,4 +1,4 @@
-"""torch on fusewire's allocator, in a process of its own (test_torch_memory.py): torch takes an
+"""torch on fusewire's allocator, in its own process (test_torch_memory.py): torch accepts an
 allocator only once, before its first CUDA tensor."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Beam search end to end over a decoder's cache, several requests at once: what an engine has to do
-in every step, and nothing else."""
+"""Beam search end to end over a decoder's cache, for several requests at once: only what an engine
+has to do in every step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Driven:
 
 
 class BeamDriver:
-    """`bias` is added to log-probabilities of tokens. Pages are handed out in a random order."""
+    """Runs beam search. `bias` is added to log-probabilities of tokens. Pages are allocated in
+    random order."""
 
     def __init__(
         self, model: DecoderModel, page_size: int, pages: int, bias: dict[int, float]
@@ -113,7 +114,7 @@ class BeamDriver:
         running: list[Driven],
     ) -> list[NDArray[Any]]:
         place, rows = self.place, logits.shape[0]
-        if self.bias:  # log-probabilities are changed, and not normalized again
+        if self.bias:  # log-probabilities change and are not normalized again
             normalized = k.empty(logits.shape, "float32", stream=place.stream)
             k.log_softmax(normalized, logits, place.stream)
             at = np.repeat(np.arange(rows), len(self.bias))

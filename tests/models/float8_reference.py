@@ -1,5 +1,5 @@
-"""transformers with keys and values rounded to float8 e4m3 as they join its cache: what a cache in
-float8 costs, and nothing else."""
+"""transformers with keys and values rounded to float8 e4m3 when they are cached: the error of a
+float8 cache alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = 448.0
 
 
 class Float8Cache(DynamicCache):
-    """`k_scale`, `v_scale`: what numbers are divided by before they are rounded."""
+    """`k_scale`, `v_scale`: keys and values are divided by these before they are rounded."""
 
     def __init__(self, k_scale: float = 1.0, v_scale: float = 1.0) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def _rounded(numbers: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def _earlier(reference: Any, cache: Any) -> dict[str, Any]:
-    """As the argument that it is of a forward: transformers 5.24 named it anew."""
+    """Returns the cache as the keyword argument of a forward, which transformers 5.24 renamed."""
     names = signature(reference.forward).parameters
     return {"cache" if "cache" in names else "past_key_values": cache}
 
@@ -44,7 +44,7 @@ def _earlier(reference: Any, cache: Any) -> dict[str, Any]:
 def float8_logits(
     reference: Any, sequences: Sequence[Sequence[int]], scales: tuple[float, float] = (1.0, 1.0)
 ) -> list[NDArray[np.float32]]:
-    """[length, vocabulary] of each sequence, computed alone."""
+    """Returns [length, vocabulary] for each sequence, computed alone."""
     answers = []
     for ids in sequences:
         with torch.no_grad():
@@ -60,7 +60,7 @@ def float8_logits(
 def float8_teacher_forced_logits(
     reference: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[NDArray[np.float32]]:
-    """[length, vocabulary] of each target of an encoder-decoder model, computed alone."""
+    """Returns [length, vocabulary] for each target of an encoder-decoder model, computed alone."""
     answers = []
     for source, target in zip(sources, targets, strict=True):
         with torch.no_grad():

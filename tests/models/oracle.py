@@ -1,4 +1,5 @@
-"""What transformers answers for ragged sequences, one at a time, beside what fusewire answers."""
+"""The outputs of transformers for ragged sequences, computed one at a time, and those of
+fusewire."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from numpy.typing import NDArray
 from tests.places import TORCH_DTYPES
 from tests.tolerance import Allowed, allowed_error
 
-# Two thread pools that wait for each other's cores are slower than one thread on tiny models.
+# On tiny models, two thread pools that compete for the cores are slower than one thread.
 torch.set_num_threads(1)
 
 RAGGED = (1, 2, 64, 5, 33, 17)
 
-Answers = list[dict[str, NDArray[np.float32]]]  # one dictionary a sequence
+Answers = list[dict[str, NDArray[np.float32]]]  # one dictionary per sequence
 
 
 def random_sequences(model: EncoderModel, lengths: Sequences[int], seed: int = 0) -> list[Sequence]:
-    """Ids from the whole vocabulary, so padding and other special ids appear as tokens too."""
+    """Returns ids from the whole vocabulary, so that padding and other special ids appear as tokens
+    too."""
     rng = np.random.default_rng(seed)
     types = max(1, model.type_vocab_size)
     return [
@@ -36,7 +38,7 @@ def random_sequences(model: EncoderModel, lengths: Sequences[int], seed: int = 0
 
 
 def fusewire_answers(model: EncoderModel, sequences: list[Sequence], task: str) -> Answers:
-    """One dictionary a sequence, under the names that transformers uses."""
+    """Returns one dictionary per sequence, with transformers' names."""
     batch = Batch.pack(sequences)
     hidden = model.encode(batch)
     values = {"last_hidden_state": model.place.numpy(hidden)}
@@ -44,7 +46,8 @@ def fusewire_answers(model: EncoderModel, sequences: list[Sequence], task: str) 
         values["logits"] = model.place.numpy(model.fill_logits(hidden, np.arange(batch.tokens)))
     elif model.has_head:
         values["logits"] = model.logits(hidden, batch)
-    pooled = task in ("hidden", "classify")  # one row of logits a sequence, else one a token
+    # One row of logits per sequence, otherwise one per token.
+    pooled = task in ("hidden", "classify")
     answers = []
     for index in range(batch.sequences):
         rows = batch.rows(index)
@@ -56,7 +59,8 @@ def fusewire_answers(model: EncoderModel, sequences: list[Sequence], task: str) 
 
 
 def transformers_answers(reference: Any, model: EncoderModel, sequences: list[Sequence]) -> Answers:
-    """As `fusewire_answers`: computed where and in what the weights are, then widened."""
+    """Returns the same as `fusewire_answers`, computed on the device and in the dtype of the
+    weights, then converted."""
     answers = []
     device = next(reference.parameters()).device
 
@@ -83,7 +87,8 @@ def transformers_answers(reference: Any, model: EncoderModel, sequences: list[Se
 
 
 def differences(ours: Answers, theirs: Answers) -> dict[str, float]:
-    """The largest over all sequences, by result; the sets of results must be the same."""
+    """Returns the largest difference over all sequences, by result; both sides must have the same
+    results."""
     worst: dict[str, float] = {}
     for got, wanted in zip(ours, theirs, strict=True):
         assert got.keys() == wanted.keys()
@@ -96,15 +101,15 @@ def differences(ours: Answers, theirs: Answers) -> dict[str, float]:
 
 
 def rows(answers: Answers, name: str) -> NDArray[np.float64]:
-    """One result of all sequences."""
+    """Returns one result of all sequences."""
     return np.concatenate([np.atleast_2d(answer[name]) for answer in answers]).astype(np.float64)
 
 
 def allowed_errors(
     reference: Any, model: EncoderModel, sequences: list[Sequence]
 ) -> dict[str, Allowed]:
-    """By result, what answers in the model's dtype may be off from those of the reference, which is
-    left in that dtype."""
+    """Returns, by result, the allowed error of answers in the model's dtype from those of the
+    reference, which is left in that dtype."""
     dtype = model.place.dtype
     truth = transformers_answers(reference, model, sequences)
     same = transformers_answers(reference.to(TORCH_DTYPES[dtype]), model, sequences)
@@ -115,7 +120,7 @@ def allowed_errors(
 
 
 def excess(answers: Answers, allowed: dict[str, Allowed]) -> dict[str, str]:
-    """By result, where answers are off by more than they may be."""
+    """Returns, by result, where answers exceed their allowed error."""
     found = {name: each.excess(rows(answers, name)) for name, each in allowed.items()}
     return {name: what for name, what in found.items() if what}
 
@@ -123,7 +128,7 @@ def excess(answers: Answers, allowed: dict[str, Allowed]) -> dict[str, str]:
 def largest_difference(
     reference: Any, model: EncoderModel, task: str, lengths: Sequences[int] = RAGGED, seed: int = 0
 ) -> float:
-    """Over all results and sequences."""
+    """Returns the largest difference over all results and sequences."""
     sequences = random_sequences(model, lengths, seed)
     ours = fusewire_answers(model, sequences, task)
     theirs = transformers_answers(reference, model, sequences)

@@ -1,5 +1,5 @@
-"""Several sequences in one cache, a step at a time. Their pages, and those of their sources, are
-scattered over it."""
+"""Several sequences in one cache, computed step by step. Their pages, and those of their sources,
+are scattered over it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
 
-LONGEST_TEXT = 512  # where a model has no limit of its own (T5)
+LONGEST_TEXT = 512  # for models without a maximum length (T5)
 
 
 def _table(pages: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    """-1 where a sequence has no page."""
+    """Returns the page table, -1 where a sequence has no page."""
     table = np.full((len(pages), max(map(len, pages))), -1, np.int32)
     for row, each in zip(table, pages, strict=True):
         row[: len(each)] = each
@@ -26,8 +26,8 @@ def _table(pages: Sequence[Sequence[int]]) -> NDArray[np.int32]:
 
 
 class PagedTexts:
-    """`step` appends tokens to some of the sequences; pages are taken in a random order. `sources`:
-    of an encoder-decoder model, one for each sequence."""
+    """`step` appends tokens to some of the sequences; pages are allocated in random order.
+    `sources`: those of an encoder-decoder model, one for each sequence."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class PagedTexts:
         )
 
     def step(self, new: Sequence[tuple[int, Sequence[int]]], last: bool = False) -> list[Logits]:
-        """`new`: (sequence, ids) once or not at all for each sequence. The logits of each one's
-        new rows, or of the last of them."""
+        """Returns the logits of each sequence's new rows, or of the last of them. `new`: (sequence,
+        ids), at most once for each sequence."""
         for sequence, ids in new:
             self.lengths[sequence] += len(ids)
             while len(self.pages[sequence]) * self.page_size < self.lengths[sequence]:
@@ -105,8 +105,9 @@ def logits_in_pieces(
     sources: Sequence[Sequence[int]] = (),
     page_size: int = 4,
 ) -> list[Logits]:
-    """The logits of every token: prompts whole (`most` None), or in pieces of random lengths up to
-    `most`, with the sequences in a random order and some of them left out at every step."""
+    """Returns the logits of every token: prompts are computed whole (`most` None), or in pieces of
+    random lengths up to `most`, with the sequences in random order and some of them left out of
+    every step."""
     rng = np.random.default_rng(seed)
     texts = PagedTexts(model, len(sequences), page_size, seed=seed, sources=sources)
     found: list[list[Logits]] = [[] for _ in sequences]
@@ -131,7 +132,7 @@ def greedy(
     seed: int = 0,
     sources: Sequence[Sequence[int]] = (),
 ) -> list[list[int]]:
-    """The most likely continuation of each prompt, all of them at once."""
+    """Returns the greedy continuation of each prompt, all of them generated at once."""
     texts = PagedTexts(model, len(prompts), seed=seed, sources=sources)
     new: list[tuple[int, Sequence[int]]] = list(enumerate(prompts))
     written: list[list[int]] = [[] for _ in prompts]

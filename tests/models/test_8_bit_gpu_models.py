@@ -1,5 +1,5 @@
-"""Models whose layers have weights of 8 bits on a GPU, float8_e4m3 or int8, answer nearly as in 16
-bits, recorded or not."""
+"""Models whose layers have 8-bit weights on a GPU, float8_e4m3 or int8, answer nearly as in 16
+bits, captured or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.models.tiny_decoders import tiny_decoder
 from tests.places import GPU_HALVES
 from tests.reference import tiny_checkpoint
 
-LEAST_COSINE = 0.99  # of tiny random models, whose channels have few numbers to even errors out
+LEAST_COSINE = 0.99  # of tiny random models, whose few channels do not average errors out
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 
 
@@ -32,7 +32,7 @@ def quantize(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def bytewise(place: Placement, quantize: str) -> Iterator[Placement]:
-    """With the kernels that are found to be the fastest, as `place` has them."""
+    """Yields a placement with 8-bit weights and the kernels that tuning selects."""
     form = {"fp8": "float8_e4m3", "int8": "int8"}[quantize]
     if form not in kernels.weight_formats(place.dtype, place.stream):
         pytest.skip(f"this GPU has no kernels for {form}")
@@ -47,8 +47,8 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def rounded_by_torch(folder, texts, quantize) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each text's logits by transformers, and with rows and layers' weights rounded to the format:
-    what that itself costs."""
+    """Returns each text's logits by transformers, exact and with rows and layers' weights rounded
+    to the format, which is the error of the format itself."""
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         top = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
@@ -128,7 +128,7 @@ def test_recorded_steps_of_a_decoder_are_the_launched_ones(
 def test_matrices_that_are_left_out_stay_as_they_are(tmp_path, place, bytewise, quantize):
     tiny_decoder(tmp_path, "llama")
     load_decoder(tmp_path, bytewise)
-    assert "lm_head" not in bytewise.formats  # of the vocabulary
+    assert "lm_head" not in bytewise.formats  # the head of the vocabulary
     skipped = min(bytewise.formats)
     other = Placement(bytewise.device, bytewise.dtype, quantize, {skipped})
     load_decoder(tmp_path, other)

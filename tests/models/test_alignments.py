@@ -1,4 +1,4 @@
-"""What a decoder's last layer attends to in its source is what transformers says it does."""
+"""The attention of a decoder's last layer to its source equals transformers'."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.models.tiny_seq2seq import SEQ2SEQ, random_texts, tiny_seq2seq
 from tests.places import CPU, GPU_FP32
 from tests.tolerance import PIPELINE_SCORE
 
-WORDS = 77  # that every model has, as source and target
+WORDS = 77  # token ids that every model has, as source and target
 
 
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
@@ -38,7 +38,7 @@ def test_alignments_are_transformers_cross_attentions(tmp_path, model_type, plac
         np.testing.assert_allclose(weights, wanted, 0, PIPELINE_SCORE)
         np.testing.assert_allclose(weights.sum(-1), 1, 0, PIPELINE_SCORE)
         spread = max(spread, float(np.abs(wanted - 1 / len(source)).max()))
-    assert spread > 0.01  # or any weights would do
+    assert spread > 0.01  # otherwise any weights would pass
 
 
 @pytest.mark.parametrize(

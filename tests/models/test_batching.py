@@ -1,4 +1,5 @@
-"""A sequence is answered alike alone and in a batch, on every instruction set and on a GPU."""
+"""The answer for a sequence is the same alone and in a batch, on every instruction set and on a
+GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search over a decoder's cache, its pages shared by beams, equals that of transformers."""
+"""Beam search over a decoder's cache whose pages beams share equals that of transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tolerance import PIPELINE_SCORE
 pytestmark = pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 
 PROMPTS = random_ids((1, 9, 16, 5, 12))
-ENDS = [2, 27, 100, 113]  # some of what these models like to say
+ENDS = [2, 27, 100, 113]  # some tokens that these models generate often
 
 SETTINGS = [
     {"beams": 4, "max_tokens": 14},
@@ -41,7 +41,7 @@ def of_transformers(reference: Any, prompt: list[int], bias: dict, settings: dic
             early_stopping=settings.get("early_stopping", False),
             sequence_bias=[[[token], value] for token, value in bias.items()] or None,
             eos_token_id=ENDS,
-            pad_token_id=VOCABULARY,  # no token of the model
+            pad_token_id=VOCABULARY,  # not a token of the model
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=True,
@@ -62,7 +62,7 @@ def test_hypotheses_are_those_of_transformers(
     for page_size in (4, 8):
         driver = BeamDriver(model, page_size, 400, bias)
         found = driver.run(PROMPTS, **whole)
-        assert sorted(driver.free) == list(range(400))  # every page came back
+        assert sorted(driver.free) == list(range(400))  # every page was returned
         assert driver.copies > 0
         for prompt, hypotheses, theirs in zip(PROMPTS, found, wanted, strict=True):
             sequences = theirs.sequences[:, len(prompt) :].tolist()
@@ -71,4 +71,4 @@ def test_hypotheses_are_those_of_transformers(
             scores = [h.score for h in hypotheses]
             np.testing.assert_allclose(scores, theirs.sequences_scores, 0, PIPELINE_SCORE)
             ended += sum(len(t) < settings["max_tokens"] for t in tokens)
-    assert ended > 0 or (model_type == "llama" and not bias)  # which says other things first
+    assert ended > 0 or (model_type == "llama" and not bias)  # which generates other tokens first

@@ -1,4 +1,5 @@
-"""A bucket bounds every batch that it is chosen for, closely, and there are few of them."""
+"""A bucket is a tight upper bound of every batch that it is chosen for, and there are few
+buckets."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_a_larger_batch_never_has_a_smaller_bucket() -> None:
     tokens = [bucket.tokens for bucket in sizes if bucket is not None]
     assert len(tokens) == MOST_TOKENS
     assert tokens == sorted(tokens)
-    assert len(set(tokens)) == 64 + 6 * STEPS  # exact up to 64, then STEPS an octave
+    assert len(set(tokens)) == 64 + 6 * STEPS  # exact up to 64, then STEPS per octave
 
 
 def test_a_batch_beyond_the_most_tokens_has_none() -> None:

@@ -1,4 +1,4 @@
-"""What a decoder's folder says is read, or refused by name and value; so are steps out of range."""
+"""A decoder's folder is read, or rejected by name and value; so are steps out of range."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_encoder_is_not_a_decoder(tmp_path):
 @pytest.mark.parametrize("model_type", DECODERS)
 def test_a_missing_tensor_is_named(tmp_path, model_type):
     tiny_decoder(tmp_path, model_type, num_hidden_layers=1)
-    prefix = blueprint_of(tmp_path).prefix + "."  # not part of a name in messages
+    prefix = blueprint_of(tmp_path).prefix + "."  # messages have names without the prefix
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         wanted = name.removeprefix(prefix).replace("embed_out", "lm_head")
         edit_weights(tmp_path, lambda tensors, name=name: tensors.pop(name))

@@ -1,5 +1,5 @@
-"""Every decoder gives the logits and the greedy tokens of transformers, however its tokens are cut
-into steps and wherever its pages lie."""
+"""Every decoder gives the logits and the greedy tokens of transformers, however its tokens are
+split into steps and wherever its pages are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tolerance import MODEL_FP32
 
 pytestmark = pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 
-LENGTHS = (1, 9, 33, 4, 18)  # windows are shorter than some, pages than most
+LENGTHS = (1, 9, 33, 4, 18)  # some are longer than windows, most are longer than pages
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
 LLAMA3 = {
@@ -84,14 +84,15 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def difference(
     reference: Any, model: Any, lengths: Any = LENGTHS, most: int | None = None
 ) -> float:
-    """The largest between our logits, in pieces of up to `most` tokens, and transformers'."""
+    """Returns the largest difference between our logits, in pieces of up to `most` tokens, and
+    transformers'."""
     sequences = random_ids(lengths)
     ours = logits_in_pieces(model, sequences, most)
     worst = 0.0
     for got, wanted in zip(ours, transformers_logits(reference, sequences), strict=True):
         assert got.shape == wanted.shape
         assert np.isfinite(got).all()
-        assert np.ptp(wanted) > 1  # a model that says nothing proves nothing
+        assert np.ptp(wanted) > 1  # equal logits would prove nothing
         worst = max(worst, float(np.abs(got - wanted).max()))
     return worst
 

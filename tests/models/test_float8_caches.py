@@ -1,5 +1,5 @@
-"""A KV cache in float8 e4m3: half of the bytes, and the logits that transformers gives whose keys
-and values are rounded so."""
+"""A KV cache in float8 e4m3: a quarter of the bytes of fp32, half of those of 16 bits, and the
+logits of transformers with keys and values rounded in the same way."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.tolerance import OP_VERSUS_TORCH, turned_codes
 
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 IN_PIECES = pytest.mark.parametrize("most", [None, 1, 20], ids=["whole", "tokens", "pieces"])
-PAGE_SIZE = 16  # as the engine's
-# Heads of 64: kernels for Hopper take part.
+PAGE_SIZE = 16  # that of the engine
+# Heads of 64, so that kernels for Hopper are used.
 SIZES = {
     "llama": {"hidden_size": 256, "num_hidden_layers": 2},
     "gpt2": {"hidden_size": 256, "num_hidden_layers": 2},
@@ -43,7 +43,7 @@ def float8(place: Placement) -> Iterator[Placement]:
 def expect_as_right(
     ours: np.ndarray, truth: np.ndarray, rounded: np.ndarray, dtype: str, terms: int
 ) -> None:
-    """As transformers in 16 bits, whose logits are `rounded`."""
+    """Asserts an error like that of transformers in 16 bits, whose logits are `rounded`."""
     assert not turned_codes(truth, rounded, dtype, terms).excess(ours)
     off = [np.sqrt(np.square(each - truth).mean()) for each in (ours, rounded)]
     assert off[0] <= OP_VERSUS_TORCH * off[1]
@@ -61,7 +61,8 @@ def test_logits_are_as_right_as_those_of_transformers(tmp_path, model_type, most
     model = load_decoder(tmp_path, float8)
     ours = np.concatenate(logits_in_pieces(model, sequences, most, page_size=PAGE_SIZE))
     expect_as_right(ours, truth, np.concatenate(rounded), place.dtype, LONGEST)
-    if place.dtype == "float16":  # bfloat16 rounds little finer than float8, and turns codes
+    # bfloat16 is hardly more precise than float8 and changes codes.
+    if place.dtype == "float16":
         assert np.square(exact - truth).mean() > np.square(ours - truth).mean()
 
 
@@ -86,7 +87,8 @@ def test_sources_are_read_from_it_too(tmp_path, model_type, most, place, float8)
 
 
 @ON_GPUS
-@pytest.mark.parametrize("model_type", ["llama", "gemma2"])  # GPT-2's short contexts: two kernels
+# GPT-2's short contexts use only two kernels
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_recorded_steps_are_the_launched_ones(tmp_path, model_type, place, float8):
     tiny_decoder(tmp_path, model_type, **SIZES[model_type])
     model = load_decoder(tmp_path, float8)
@@ -120,7 +122,7 @@ def test_the_folders_scales_are_used(tmp_path, place, float8):
 
 
 def with_scales(folder, k_scale: float, v_scale: float, layers: int) -> None:
-    """As llm-compressor writes a folder of which the cache alone was calibrated."""
+    """Writes scales as llm-compressor does in a folder where only the cache was calibrated."""
     scales = {
         f"model.layers.{layer}.self_attn.{name}": torch.tensor([scale], dtype=torch.float32)
         for layer in range(layers)
@@ -134,7 +136,7 @@ def with_scales(folder, k_scale: float, v_scale: float, layers: int) -> None:
 
 
 class OnTheCpu(Placement):
-    """As if there were kernels."""
+    """A CPU placement with a float8 cache, as if it had kernels for it."""
 
     cache_dtype = "uint8"  # type: ignore[assignment]
 
@@ -143,7 +145,8 @@ def test_a_token_takes_a_byte_a_number(tmp_path):
     tiny_decoder(tmp_path, "llama")
     exact, float8 = load_decoder(tmp_path, Placement()), load_decoder(tmp_path, OnTheCpu())
     assert exact.bytes_per_token == 4 * float8.bytes_per_token
-    assert float8.bytes_per_token == 2 * 3 * 2 * 12  # of three layers two heads of twelve numbers
+    # Three layers of two heads of twelve elements, keys and values.
+    assert float8.bytes_per_token == 2 * 3 * 2 * 12
     assert exact.new_cache(5, 16).nbytes == 4 * float8.new_cache(5, 16).nbytes
     assert float8.new_cache(5, 16).nbytes == 5 * 16 * float8.bytes_per_token
 
@@ -166,7 +169,7 @@ def test_of_pages_with_few_positions_these_are_copied(tmp_path):
     planes = cache.planes.numpy()
     planes[:] = np.random.default_rng(0).integers(0, 256, planes.shape)
     wanted = planes.copy()
-    by_position = wanted.reshape(-1, 5, 2, 16, 12)  # of two heads of twelve numbers
+    by_position = wanted.reshape(-1, 5, 2, 16, 12)  # two heads of twelve elements
     by_position[:, [3, 0], :, :7] = by_position[:, [1, 4], :, :7]
     cache.copy_pages([1, 4], [3, 0], 7)
     np.testing.assert_array_equal(cache.planes.numpy(), wanted)

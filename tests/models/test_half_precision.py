@@ -1,4 +1,4 @@
-"""In 16 bits a model is as near to transformers in fp32 as transformers itself is in 16 bits."""
+"""In 16 bits a model is as close to transformers in fp32 as transformers itself is in 16 bits."""
 
 from __future__ import annotations
 

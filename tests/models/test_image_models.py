@@ -1,4 +1,4 @@
-"""Encoders of images give transformers' numbers, straight from the folder."""
+"""Image encoders give transformers' outputs, directly from the folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LABELS = {
 
 
 def saved(folder: Path, kind: Any, config: Any, seed: int = 0) -> Any:
-    """A random model in the folder, none of whose weights is zero or one."""
+    """Saves a random model in the folder, whose weights are all different from zero and one."""
     torch.manual_seed(seed)
     model = kind(config).eval()
     with torch.no_grad():
@@ -71,14 +71,14 @@ def pixels(*sizes: tuple[int, int]) -> list[np.ndarray]:
 
 
 def sizes_for(config: Any) -> list[tuple[int, int]]:
-    """Of images: transformers interpolates the positions of square grids alone."""
+    """Returns image sizes: transformers interpolates the positions of square grids only."""
     if isinstance(size := config.image_size, int):
         return [(size, size), (size, size), (70, 28), (43, 44), (56, 56)]
     return [tuple(size), tuple(size)]
 
 
 def theirs(model: Any, image: np.ndarray) -> Any:
-    """transformers' output for one image, whose positions are interpolated where they have to."""
+    """Returns transformers' output for one image, with interpolated positions where necessary."""
     config = model.config
     square = isinstance(getattr(config, "image_size", 0), int)
     options = {} if config.model_type == "dinov2" else {"interpolate_pos_encoding": square}

@@ -1,5 +1,5 @@
-"""Of images and texts, on every device and in every precision, a model is as near to the truth as
-transformers itself is there."""
+"""For images and texts, on every device and in every precision, a model is as close to the truth as
+transformers itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.tolerance import allowed_error
 
 pytestmark = pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 
-PATCH = 3 * 14 * 14  # pixels: the longest sum
-# Head sizes and patches as published: 72 and 14 of SigLIP so400m.
+PATCH = 3 * 14 * 14  # pixels of a patch: the longest sum
+# Published head sizes and patches: 72 and 14 are those of SigLIP so400m.
 WIDE = {
     "hidden_size": 144,
     "intermediate_size": 304,
@@ -35,7 +35,7 @@ SO400M = transformers.SiglipConfig(
 
 
 def check(model, found: np.ndarray, place, ask) -> None:
-    """`ask(model, device, dtype)` gives what `found` is compared with."""
+    """Checks `found` against the outputs of `ask(model, device, dtype)`."""
 
     def answers(device: str, dtype: torch.dtype) -> np.ndarray:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Models of images and texts give transformers' numbers, straight from the folder."""
+"""Models of images and texts give transformers' outputs, directly from the folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ LABELS = {
 
 
 def texts_of(name: str) -> list[np.ndarray]:
-    """Padded to one length, as the tokenizer of such a model does it. 49 is the highest id."""
+    """Returns texts padded to one length, as the tokenizer of such a model pads them. 49 is the
+    highest id."""
     rng = np.random.default_rng(1)
     if name.startswith("siglip"):
         return [rng.integers(0, 50, 64) for _ in range(5)]
@@ -157,7 +158,8 @@ def test_a_configuration_that_leaves_sizes_out_has_those_of_transformers(kind, r
 
 
 def test_what_an_old_folder_repeats_goes_before(tmp_path):
-    """CLIPConfig's own rule for `text_config_dict`: its defaults go before text_config too."""
+    """CLIPConfig's own rule for `text_config_dict`: even its defaults take precedence over
+    text_config."""
     model = saved(tmp_path, *BOTH["clip"])
     config = json.loads((tmp_path / "config.json").read_text())
     config["text_config_dict"] = dict(config["text_config"])

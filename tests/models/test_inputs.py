@@ -1,4 +1,4 @@
-"""What is packed for a forward or a step comes out of the block's arrays as it went in."""
+"""The arrays packed for a forward or a step are read back unchanged from the block."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(layout: Layout, arrays: dict[str, np.ndarray], place: Placement) -> No
         wanted = np.zeros(shape, np.int64)
         array = arrays.get(name, wanted[:0])
         if name == "cu_seqlens":
-            # Sequences beyond the batch are empty: they begin and end where the tokens do.
+            # Sequences beyond the batch are empty: they begin and end at the end of the tokens.
             wanted += array[-1]
         wanted[tuple(map(slice, array.shape))] = array
         np.testing.assert_array_equal(place.numpy(inputs[name]), wanted)

@@ -1,4 +1,4 @@
-"""Folders of 4-bit weights answer as the same folders dequantised, to rounding."""
+"""Folders of 4-bit weights answer like the same folders dequantised, up to rounding."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def again(place: Placement, skip: set[str] | frozenset[str] = frozenset()) -> Pl
 
 
 def errors(model, expected: list[np.ndarray]) -> float:
-    """The root mean square, of logits of the order of 1."""
+    """Returns the root mean square error of logits, which are of the order of 1."""
     got = logits_in_pieces(model, SEQUENCES, None)
     off = [(ours - theirs).ravel() for ours, theirs in zip(got, expected, strict=True)]
     return float(np.sqrt(np.mean(np.concatenate(off) ** 2)))
 
 
 def test_a_placement_says_how_many_are_dequantised_beside_others(tmp_path):
-    """Groups of 48 inputs are none that kernels take."""
+    """No kernel supports groups of 48 inputs."""
     reference = tiny_decoder(tmp_path, "llama", **(SIZES | {"num_hidden_layers": 1}))
     kept, others = pack_quantized(group_size=32), pack_quantized(group_size=48)
     groups = {
@@ -115,8 +115,8 @@ def test_stacked_turned_and_regrouped_matrices(tmp_path, model_type, ordered, pl
 
 @PLACES
 def test_matrices_of_one_input_in_several_orders_are_dequantised(tmp_path, place, monkeypatch):
-    """One matrix has one order: those of queries, keys and values may differ, which packers do not
-    write."""
+    """A matrix has one order, but those of queries, keys and values may differ; packers do not
+    write such folders."""
     orders = np.random.default_rng(0)
     monkeypatch.setattr(writers, "shuffled", lambda c, size: orders.permutation(c) // size)
     reference = written(tmp_path, gptq(group_size=32, act_order=True))
@@ -146,7 +146,7 @@ def test_a_head_may_be_stored_so_too(tmp_path, place):
 
 @pytest.mark.parametrize("name", ["gptq", "gptq-act-order", "awq", "pack-channel"])
 def test_a_cpu_that_multiplies_in_int8_keeps_the_numbers(tmp_path, name):
-    """And rounds what they are multiplied by, as it does with weights that it rounds too."""
+    """It rounds the inputs of GEMMs, as it does with weights that it quantises itself."""
     reference = written(tmp_path / "packed", FORMS[name])
     reference.save_pretrained(tmp_path / "plain")
     expected = transformers_logits(reference, SEQUENCES)
@@ -159,7 +159,7 @@ def test_a_cpu_that_multiplies_in_int8_keeps_the_numbers(tmp_path, name):
 
 
 def test_what_int8_leaves_out_stays_in_4_bits(tmp_path):
-    """And `import` says so of what it measures."""
+    """`import` reports this for what it measures."""
     written(tmp_path, FORMS["gptq"])
     found = calibrate(tmp_path, "generate", "int8")
     formats = {each.name: each.format for each in found.matrices}
@@ -218,7 +218,7 @@ def test_an_encoder(tmp_path, place):
     exact = transformers_answers(reference, packed, sequences)
 
     def off(model) -> float:
-        """Root mean square, of logits."""
+        """Returns the root mean square error of logits."""
         found = fusewire_answers(model, sequences, "classify")
         both = zip(found, exact, strict=True)
         return float(np.sqrt(np.mean([(a["logits"] - b["logits"]) ** 2 for a, b in both])))
@@ -236,7 +236,8 @@ def test_they_take_half_a_byte_a_number(tmp_path, place):
 
     numbers = 3 * width * inner
     saved = taken(("layers.0.mlp.gate_proj", "layers.0.mlp.down_proj")) - taken(())
-    dense = 4 if place.dtype == "float32" else 2  # bytes, less half a byte and the scales
+    # Bytes saved per weight, minus half a byte and the scales.
+    dense = 4 if place.dtype == "float32" else 2
     assert dense - 0.55 < saved / numbers < dense - 0.5
 
 

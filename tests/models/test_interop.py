@@ -1,4 +1,4 @@
-"""`fusewire.load` and `fusewire.from_torch`: Hugging Face's call and result names."""
+"""`fusewire.load` and `fusewire.from_torch` have the arguments and result names of Hugging Face."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_live_module_is_taken_over(tmp_path, architecture, task):
         wanted = expected[name]
         if value.shape[:2] == mask.shape and task != "classify" and name != "pooler_output":
             keep = mask.bool()
-            assert not value[~keep].any()  # zeros where the padding was
+            assert not value[~keep].any()  # padding has zeros
             value, wanted = value[keep], wanted[keep]
         assert (value - wanted).abs().max() <= MODEL_FP32, name
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
 def test_half_precision_modules_are_widened(tmp_path):
     reference = tiny_checkpoint(tmp_path, "bert").bfloat16()
     model = fusewire.from_torch(reference)
-    reference = reference.float()  # the same, rounded, weights
+    reference = reference.float()  # the same rounded weights
     ids, mask = padded_input(reference.config.vocab_size)
     with torch.no_grad():
         expected = reference(ids, mask).pooler_output

@@ -1,4 +1,5 @@
-"""The names that quantize_skip takes are known before a weight is read: those of loaded models."""
+"""The names that quantize_skip accepts are known before a weight is read: those of loaded
+models."""
 
 from __future__ import annotations
 

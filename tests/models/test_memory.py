@@ -1,4 +1,4 @@
-"""What a loaded model leaves in memory, in a process of its own."""
+"""The memory of a loaded model, in its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.held import held
 from tests.models.tiny_decoders import tiny_decoder
 
 _WIDTH = 512
-# Loads a model and prints the MiB that its process holds: of its own, and of files.
+# Loads a model and prints the resident MiB of its process: anonymous memory, and files.
 _PROGRAM = """
 import json, re, sys
 from pathlib import Path
@@ -37,7 +37,7 @@ print(json.dumps([after - begin for after, begin in zip(resident(), before)]))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nearly all of it in layers."""
+    """Returns a folder with nearly all of its weights in layers."""
     path = tmp_path_factory.mktemp("wide")
     tiny_decoder(path, "llama", hidden_size=_WIDTH, intermediate_size=12 * _WIDTH, head_dim=128)
     return path
@@ -69,4 +69,4 @@ def test_layers_take_a_half_in_bfloat16_and_a_quarter_in_int8(folder):
     exact = taken()
     assert exact > 100 << 20
     assert taken("bfloat16") < 0.51 * exact
-    assert taken("auto", "int8") < 0.27 * exact  # with scales, and the head as it was
+    assert taken("auto", "int8") < 0.27 * exact  # with scales, and the head unquantised

@@ -1,4 +1,5 @@
-"""Every architecture and head gives what transformers gives in fp32, on the CPU and on a GPU."""
+"""Every architecture and head gives the outputs of transformers in fp32, on the CPU and on a
+GPU."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ Difference = Callable[..., float]
 
 @pytest.fixture
 def difference(tmp_path: Path, place: Placement) -> Difference:
-    """difference(architecture, task="hidden", **sizes): between a tiny checkpoint's answers here
-    and those of transformers on the same device."""
+    """difference(architecture, task="hidden", **sizes): the difference between our answers of a
+    tiny checkpoint and those of transformers on the same device."""
 
     def between(architecture: str, task: str = "hidden", **sizes) -> float:
         lengths = sizes.pop("lengths", RAGGED)
@@ -44,7 +45,7 @@ def test_hidden_states_and_logits_equal_transformers(difference, architecture, t
     assert difference(architecture, task, **labels) <= MODEL_FP32
 
 
-# heads, head size, intermediate size; the vocabulary of a tiny checkpoint is odd already.
+# heads, head size, intermediate size; the vocabulary of a tiny checkpoint is odd in any case.
 SHAPES = [(1, 32, 40), (3, 64, 100), (5, 80, 77), (2, 6, 3), (2, 96, 96), (1, 128, 200)]
 
 

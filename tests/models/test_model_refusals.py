@@ -1,4 +1,4 @@
-"""A folder or a batch that a model cannot answer for is refused, by name and value."""
+"""A folder or a batch that a model does not support is rejected, by name and value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_missing_tensor_is_named(tmp_path, architecture):
     tiny_checkpoint(tmp_path, architecture, "classify")
     name = sorted(load_file(tmp_path / "model.safetensors"))[-1]
     edit_weights(tmp_path, lambda tensors: tensors.pop(name))
-    short = name.split(".", 1)[1]  # the base model's prefix is dropped in messages
+    short = name.split(".", 1)[1]  # messages have names without the base model's prefix
     with pytest.raises(CheckpointError, match=f"missing: .*{short}"):
         load_model(tmp_path, "classify")
 

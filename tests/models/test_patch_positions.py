@@ -1,4 +1,4 @@
-"""Positions of a grid of patches are resampled as transformers does it."""
+"""Positions of a grid of patches are resampled as in transformers."""
 
 from __future__ import annotations
 

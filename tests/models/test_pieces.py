@@ -1,4 +1,4 @@
-"""On a CPU a token's logits have the same bits however its text is cut into steps, and whatever
+"""On a CPU a token's logits have the same bits however its text is split into steps, and whatever
 else these compute."""
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def test_a_text_in_pieces_has_the_bits_of_the_whole(tmp_path, place: Placement, 
     tiny_decoder(tmp_path, model_type)
     model, texts = load_decoder(tmp_path, place), random_ids(LENGTHS)
     whole = [logits_in_pieces(model, [text], most=None)[0] for text in texts]
-    for most in (1, 3, 40):  # pieces of a few rows, and of blocks
+    for most in (1, 3, 40):  # pieces of a few rows, and of whole blocks
         for got, wanted in zip(logits_in_pieces(model, texts, most), whole, strict=True):
             np.testing.assert_array_equal(got, wanted)

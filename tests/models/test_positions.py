@@ -1,4 +1,4 @@
-"""Position ids and relative buckets are those of transformers, to the bit."""
+"""Position ids and relative buckets are bitwise those of transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_relative_buckets_of_other_numbers_and_distances(buckets, most):
         torch.arange(-999, 1000), bidirectional=True, num_buckets=buckets, max_distance=most
     ).numpy()
     np.testing.assert_array_equal(relative_buckets(1000, buckets, most), expected)
-    # From there on they share the last one, as the tables of the kernels have it.
+    # Larger distances share the last bucket, as in the kernels' tables.
     assert len(set(expected[999 + most :])) == len(set(expected[: 1000 - most])) == 1
 
 
@@ -78,5 +78,5 @@ def test_sinusoids_are_those_of_marian(columns):
 def test_sinusoids_are_those_of_tensor2tensor(columns):
     table = M2M100SinusoidalPositionalEmbedding.get_embedding(300, columns).numpy()
     got = tensor2tensor_sinusoids(300, columns)
-    # A last bit of a frequency, 300 times, and the last two of sine and cosine.
+    # The last bit of a frequency times 300, and the last two bits of sine and cosine.
     np.testing.assert_allclose(got, table, rtol=0, atol=300 * 2.0**-24 + COSINE)

@@ -1,5 +1,5 @@
-"""Models of published sizes, with random weights, are as near to transformers in fp64 as
-transformers is in their precision: whole on a GPU, with fewer layers on a CPU."""
+"""Models of published sizes, with random weights, are as close to transformers in fp64 as
+transformers is in their precision: complete on a GPU, with fewer layers on a CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         "vocab_size": 50257,
         "max_position_embeddings": 1024,
     },
-    "llama": {  # Llama 3.2 1B; of its 131072 positions those for which caches are made here
+    "llama": {  # Llama 3.2 1B; of its 131072 positions only those that the caches here have
         "hidden_size": 2048,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
@@ -66,7 +66,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         },
     },
 }
-# A decoder's head, too, is smaller on a CPU: a vocabulary of Llama's takes a GiB in fp32.
+# A decoder's head is smaller on a CPU too: one with Llama's vocabulary takes a GiB in fp32.
 ON_A_CPU = {"num_hidden_layers": 3}
 DECODER_ON_A_CPU = {"num_hidden_layers": 2, "vocab_size": 8003}
 
@@ -108,7 +108,7 @@ def test_gpt2_is_as_right_as_transformers(tmp_path, place: Placement):
     check_decoder(tmp_path, "gpt2", place, **DECODERS["gpt2"])
 
 
-@pytest.mark.parametrize("place", GPU_HALVES[1:], indirect=True)  # bfloat16, as it is published
+@pytest.mark.parametrize("place", GPU_HALVES[1:], indirect=True)  # bfloat16, the published dtype
 def test_llama_of_a_billion_weights_is_as_right_as_transformers(tmp_path, place: Placement):
     check_decoder(tmp_path, "llama", place, **DECODERS["llama"])
 

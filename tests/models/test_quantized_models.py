@@ -1,4 +1,4 @@
-"""Models whose layers have int8 weights answer nearly as in fp32, and alike in every batch."""
+"""Models whose layers have int8 weights answer nearly as in fp32, and the same in every batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def minilm() -> Path:
 
 
 def sentences() -> list[str]:
-    """Of Python's own reference, of 15 to 400 characters."""
+    """Returns sentences of Python's own reference, of 15 to 400 characters."""
     parts = (re.split(r"(?<=[.!?])\s+", " ".join(text.split())) for text in topics.values())
     found = [part for text in parts for part in text if 15 <= len(part) <= 400]
     return found[:SENTENCES]
@@ -49,7 +49,7 @@ def test_embeddings_of_minilm_and_their_ranks_stay(minilm):
     )
     assert len(texts) == SENTENCES
     assert not np.array_equal(exact, quantized)
-    assert (exact * quantized).sum(1).mean() >= 0.99  # of length 1
+    assert (exact * quantized).sum(1).mean() >= 0.99  # vectors have length 1
     pairs = np.triu_indices(SENTENCES, 1)
     ranks = spearmanr((exact @ exact.T)[pairs], (quantized @ quantized.T)[pairs])
     assert ranks.statistic >= 0.995
@@ -83,7 +83,7 @@ def test_the_layers_of_an_encoder_and_its_words_are_quantised_and_nothing_else(t
     place = Placement("cpu", quantize="int8")
     model = load_model(tmp_path, "classify", place)
     assert set(place.formats.values()) == {"int8"}
-    assert len(place.formats) == 5  # ALBERT's layers share theirs
+    assert len(place.formats) == 5  # ALBERT's layers share their matrices
     assert "embeddings.word_embeddings" in place.formats
     assert fusewire_answers(model, random_sequences(model, (5, 1, 17)), "classify")
 
@@ -118,19 +118,20 @@ def test_a_model_that_gives_no_numbers_is_not_measured(tmp_path):
 
 
 def test_what_is_measured_for_a_gpu_leaves_the_vocabulary_out(tmp_path):
-    """And what was measured for a CPU may name it."""
+    """What was measured for a CPU may name it."""
     tiny_decoder(tmp_path, "llama")
     found = calibrate(tmp_path, "generate", "int8", device="cuda", most_error=0)
     assert len(found.matrices) == 4 * 3
     assert {each.format for each in found.matrices} == {"float16"}
-    exact = Placement("cpu", quantize_skip=["embed_tokens", "lm_head"])  # as a GPU's are
+    exact = Placement("cpu", quantize_skip=["embed_tokens", "lm_head"])  # as on a GPU
     load_decoder(tmp_path, exact)
     exact.check_skipped()
 
 
 @pytest.mark.parametrize("skip", [[], ["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
 def test_tied_tables_share_what_is_quantised_of_both(tmp_path, skip):
-    """Words and head each as they are chosen, in one memory where both are int8."""
+    """The token embedding and the head are each quantised or not, and share memory where both are
+    int8."""
     rows, width = 5000, 48
     tiny_decoder(tmp_path, "llama", vocab_size=rows, tie_word_embeddings=True)
     place = Placement("cpu", quantize="int8", quantize_skip=skip)
@@ -138,7 +139,8 @@ def test_tied_tables_share_what_is_quantised_of_both(tmp_path, skip):
         (): rows * (width + 4),
         ("embed_tokens",): rows * (width + 4),
         ("lm_head",): rows * (width + 4) + 4 * rows * width,
-        ("embed_tokens", "lm_head"): 4 * rows * width,  # words lie in the file
+        # The token embedding is mapped from the file.
+        ("embed_tokens", "lm_head"): 4 * rows * width,
     }
     _, got = held(lambda: load_decoder(tmp_path, place))
     tiny_decoder(tmp_path, "llama", vocab_size=8, tie_word_embeddings=True)
@@ -153,7 +155,7 @@ def test_encoder_decoders_are_measured_too(tmp_path, model_type):
     errors = {each.name: each.error for each in found.matrices}
     assert any(name.startswith("encoder.") for name in errors)
     assert any(name.startswith("decoder.") for name in errors)
-    assert 0 < errors["lm_head"] < 0.05  # tied, with a bias of its own: BART's and Marian's
+    assert 0 < errors["lm_head"] < 0.05  # tied, with its own bias, as in BART and Marian
     assert 0 < found.error < 0.2
 
 

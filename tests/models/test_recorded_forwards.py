@@ -1,4 +1,4 @@
-"""Recorded forwards (CUDA graphs) answer as eager ones do; they are few and compute few padding
+"""Captured forwards (CUDA graphs) answer as eager ones; they are few and compute few padding
 tokens."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check(folder: Path, architecture: str, place: Placement, work: list, **sizes
     exact = place.dtype == "float32"
     allowed = {} if exact else allowed_errors(reference, model, every)
     replays = recorded(model)
-    for _ in range(3):  # a bucket is first only noted, then recorded, then replayed
+    for _ in range(3):  # a bucket is first only counted, then captured, then replayed
         got = [answer for sequences in batches for answer in answers(model, sequences)]
         assert not excess(got, allowed)
         if exact:
@@ -81,7 +81,7 @@ def one(model: EncoderModel, length: int) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)
-@pytest.mark.parametrize("depth", [12, 23])  # many runs of the workspace, in which it may shrink
+@pytest.mark.parametrize("depth", [12, 23])  # so many runs that the workspace may shrink
 def test_one_sequence_alone_is_recorded_from_the_start(tmp_path, depth, place):
     sizes = {"max_length": 512, "num_hidden_layers": depth, "hidden_size": 256}
     tiny_checkpoint(tmp_path, "bert", "hidden", **sizes)
@@ -108,10 +108,10 @@ def test_recordings_are_bounded_and_the_least_recently_used_goes(bert, monkeypat
         assert len(replays.recorded) <= 4
         return replays.hits > before
 
-    assert len(replays.recorded) == 4  # of the lengths 4, 3, 2, 1, recorded in this order
+    assert len(replays.recorded) == 4  # lengths 4, 3, 2, 1, captured in this order
     assert hits(4)
-    assert not hits(5)  # noted
-    assert not hits(5)  # recorded in place of 3
+    assert not hits(5)  # only counted
+    assert not hits(5)  # captured in place of 3
     assert hits(5)
     assert hits(4)
     assert not hits(3)
@@ -146,7 +146,7 @@ def test_recordings_go_when_the_arena_moves(bert):
         check()
     assert len(replays.recorded) > 1
     growths = bert.workspace_stats()["growths"]
-    large = random_sequences(bert, (64,) * 100)  # too large to be recorded, or for the arena
+    large = random_sequences(bert, (64,) * 100)  # too large for capture, or for the arena
     bert.encode(Batch.pack(large))
     assert bert.workspace_stats()["growths"] > growths
     for _ in range(3):

@@ -1,5 +1,5 @@
-"""Recorded forwards of images answer as eager ones do: on a GPU, and on the CPU with a stand-in
-that does the recorded work again."""
+"""Captured forwards of images answer as eager ones: on a GPU, and on the CPU with a stand-in that
+repeats the work."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.places import GPU_FP32
 from tests.tolerance import BATCHED_VERSUS_ALONE, GPU_BATCHED_VERSUS_ALONE
 
 BATCHES = [[(42, 42)], [(42, 42)] * 3, [(28, 56), (42, 42), (14, 14)], [(42, 42), (28, 56)]]
-ROUNDS = 3  # grids are first only noted, then recorded, then replayed
-LARGE = [(560, 560)] * 3  # beyond what is recorded
+ROUNDS = 3  # grids are first only counted, then captured, then replayed
+LARGE = [(560, 560)] * 3  # too large for capture
 
 
 class Again:
-    """A recording that does its work."""
+    """A graph whose replay runs the captured function."""
 
     def __init__(self, stream: kernels.Stream, work: Callable[[], None]) -> None:
         self.replay = lambda _: work()

@@ -1,4 +1,5 @@
-"""Recorded steps (CUDA graphs) give the logits of eager ones, whoever comes and goes."""
+"""Captured steps (CUDA graphs) give the logits of eager ones, whichever sequences join and
+leave."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SEQUENCES = 12
 
 
 def some_steps(texts: PagedTexts, seed: int = 0) -> list[list[Logits]]:
-    """Prompts, then single tokens of a random choice of sequences, to the end of the shortest."""
+    """Runs prompts, then single tokens of random choices of sequences, to the end of the
+    shortest."""
     rng = np.random.default_rng(seed)
 
     def ids(count: int) -> list[int]:
@@ -57,13 +59,14 @@ def test_short_targets_have_short_tables_beside_long_sources_too():
 @pytest.mark.parametrize("place", GPU, indirect=True)
 @pytest.mark.parametrize("model_type", DECODERS)
 def test_recorded_steps_are_the_eager_ones(tmp_path, model_type, place, monkeypatch):
-    monkeypatch.setattr(step_replay, "LEAST_PAGES", 2)  # so that sequences outgrow it
+    monkeypatch.setattr(step_replay, "LEAST_PAGES", 2)  # so that sequences exceed it
     tiny_decoder(tmp_path, model_type)
     model = load_decoder(tmp_path, place)
     eager = some_steps(PagedTexts(model, SEQUENCES))
     texts = PagedTexts(model, SEQUENCES)
-    replays = recorded(texts, max_sequences=10)  # and some steps are too large
-    # In 16 bits the kernels are the same, as those of matrix products serve as many rows.
+    replays = recorded(texts, max_sequences=10)  # some steps are too large for capture
+    # In 16 bits the kernels are the same, because GEMM kernels are selected for the same number of
+    # rows.
     allowed = GPU_BATCHED_VERSUS_ALONE if place.dtype == "float32" else 0
     for one, other in zip(some_steps(texts), eager, strict=True):
         for got, wanted in zip(one, other, strict=True):
@@ -80,7 +83,7 @@ def test_short_steps_of_every_size_are_recorded_before_the_first(gpt2, monkeypat
     texts.step([(i, [1, 2]) for i in range(SEQUENCES)])
     for count in range(1, SEQUENCES + 1):
         texts.step([(i, [3]) for i in range(count)])
-    # Up to 8 sequences have a recording of their own; 9 to 12 share that of 16.
+    # Up to 8 sequences have a graph each; 9 to 12 share that of 16.
     assert gpt2.replay_counts == (SEQUENCES, 0, sum(16 - count for count in range(9, 13)))
 
 

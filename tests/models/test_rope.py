@@ -1,4 +1,5 @@
-"""Rotary angles of every scaling are those of transformers; what a cache cannot hold is refused."""
+"""Rotary angles of every scaling are those of transformers; what a cache cannot hold is
+rejected."""
 
 from __future__ import annotations
 
@@ -144,7 +145,8 @@ def test_longrope_is_exact_up_to_the_original_length_and_ends_there(more):
     rope, ours = table_of(config.to_dict(), 32)
     assert rope.max_length == 256
     assert_same(ours, Phi3RotaryEmbedding(config), 256)
-    # One token more, and transformers turns all of them by other angles: cached keys are void.
+    # With one token more, transformers rotates all of them by other angles, which invalidates
+    # cached keys.
     cos, _ = Phi3RotaryEmbedding(config)(torch.zeros(1), torch.arange(257)[None])
     assert np.abs(ours[0][:256] - cos[0, :256, :16].numpy()).max() > 0.1
 
@@ -154,7 +156,8 @@ def test_dynamic_angles_are_the_unscaled_ones_up_to_the_longest_sequence():
     config = llama(64, scaling)
     rope, ours = table_of(config.to_dict(), 64)
     assert rope == Rope.of(unscaled(10_000.0, 64))
-    # One token more, and transformers turns all of them by other angles: cached keys are void.
+    # With one token more, transformers rotates all of them by other angles, which invalidates
+    # cached keys.
     longer = torch.arange(LONGEST + 64)[None]
     cos, _ = LlamaRotaryEmbedding(config)(torch.zeros(1), longer)
     assert np.abs(ours[0] - cos[0, :LONGEST, :32].numpy()).max() > 0.1

@@ -1,5 +1,5 @@
 """Every encoder-decoder model gives the logits and the greedy tokens of transformers, however its
-targets are cut into steps and wherever pages of targets and sources lie."""
+targets are split into steps and wherever pages of targets and sources are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def loaded(folder: Any, place: Placement) -> Seq2SeqModel:
 
 
 def difference(reference: Any, model: Seq2SeqModel, most: int | None) -> float:
-    """The largest between our logits, in pieces of up to `most` tokens, and transformers'."""
+    """Returns the largest difference between our logits, in pieces of up to `most` tokens, and
+    transformers'."""
     sources = random_texts(model.source_vocab_size, SOURCES)
     targets = random_texts(model.vocab_size, TARGETS, seed=1)
     ours = logits_in_pieces(model, targets, most, sources=sources)
@@ -45,7 +46,7 @@ def difference(reference: Any, model: Seq2SeqModel, most: int | None) -> float:
     for got, wanted in zip(ours, teacher_forced_logits(reference, sources, targets), strict=True):
         assert got.shape == wanted.shape
         assert np.isfinite(got).all()
-        assert np.ptp(wanted) > 1  # a model that says nothing proves nothing
+        assert np.ptp(wanted) > 1  # equal logits would prove nothing
         worst = max(worst, float(np.abs(got - wanted).max()))
     return worst
 
@@ -153,7 +154,7 @@ def test_sequences_may_share_a_source(tmp_path, place: Placement):
 
 
 def test_sources_may_be_encoded_while_others_are_read(tmp_path, place: Placement):
-    """What a source's pages hold is neither another's nor a target's."""
+    """The pages of a source are neither another source's nor a target's."""
     tiny_seq2seq(tmp_path, "t5")
     model = loaded(tmp_path, place)
     sources = random_texts(VOCABULARY, [9, 30])
@@ -163,7 +164,7 @@ def test_sources_may_be_encoded_while_others_are_read(tmp_path, place: Placement
     got = [texts.step([(0, target[:3])])[0]]
     pages, texts.source_pages[0] = texts.source_pages[0], texts.source_pages[1]
     lengths, texts.source_lengths[0] = texts.source_lengths[0], texts.source_lengths[1]
-    texts.encode([sources[1], sources[1]])  # both into the second's pages
+    texts.encode([sources[1], sources[1]])  # both into the pages of the second
     texts.source_pages[0], texts.source_lengths[0] = pages, lengths
     got.append(texts.step([(0, target[3:])])[0])
     np.testing.assert_allclose(np.concatenate(got), wanted, rtol=0, atol=MODEL_FP32)

@@ -1,5 +1,5 @@
-"""The encoder of an encoder-decoder model gives what transformers gives, alone or out of the whole
-model's folder."""
+"""The encoder of an encoder-decoder model gives the outputs of transformers, from its own folder or
+from that of the whole model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32
 
 FP32 = pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 EVERY_ONE = pytest.mark.parametrize("model_type", SEQ2SEQ)
-LONG = (300, 1, 129, 257)  # beyond the distance that shares a bucket
+LONG = (300, 1, 129, 257)  # beyond the distance from which positions share a bucket
 
 
 @FP32

@@ -1,5 +1,5 @@
-"""What the folder of an encoder-decoder model says is read, or refused by name and value; so are
-sources and steps out of range."""
+"""The folder of an encoder-decoder model is read, or rejected by name and value; so are sources and
+steps out of range."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_missing_and_leftover_tensors_are_named(tmp_path, model_type):
 def test_tied_tensors_may_be_stored_under_any_of_their_names(
     tmp_path, model_type, prefix, name, shared
 ):
-    """Alone, or beside the shared one with other values, which are then its own."""
+    """Alone, or with the shared one and other values, which are then used for it alone."""
     tiny_seq2seq(tmp_path, model_type)
     first = f"{prefix}shared.weight"
     name = f"{'' if name == 'lm_head' else prefix}{name}.weight"
@@ -195,7 +195,7 @@ def ids_of(model: Seq2SeqModel) -> tuple[int, int | None, tuple[int, ...]]:
         ({"forced_eos_token_id": None}, None, (2, None, ())),
         ({"forced_eos_token_id": [9, 4]}, None, (2, None, (9, 4))),
         ({"decoder_start_token_id": None, "bos_token_id": 5}, None, (5, None, (2,))),
-        # What generation_config.json does not say, transformers does not do.
+        # transformers does not apply settings that generation_config.json lacks.
         ({"forced_bos_token_id": 4}, {"decoder_start_token_id": 3}, (3, None, ())),
         ({}, {"forced_bos_token_id": 11, "forced_eos_token_id": 12}, (2, 11, (12,))),
         ({}, {"bos_token_id": 6}, (6, None, ())),
@@ -219,7 +219,7 @@ def test_a_first_token_has_to_be_there(tmp_path):
     message = "decoder_start_token_id: got nothing, wanted a token in 0..130; name it in"
     with pytest.raises(CheckpointError, match=message):
         load_decoder(tmp_path)
-    assert load_model(tmp_path, "hidden").hidden_size == 48  # which writes no text
+    assert load_model(tmp_path, "hidden").hidden_size == 48  # a task without generation
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""On a GPU: recorded steps of encoder-decoder models give the logits of eager ones, and in 16 bits
-they are as near to transformers in fp32 as transformers itself is."""
+"""On a GPU, captured steps of encoder-decoder models give the logits of eager ones, and in 16 bits
+they are as close to transformers in fp32 as transformers itself is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def texts_of(model: Seq2SeqModel) -> PagedTexts:
 
 
 def some_steps(texts: PagedTexts, seed: int = 0) -> list[list[Logits]]:
-    """Prompts, then single tokens of a random choice of sequences."""
+    """Runs prompts, then single tokens of random choices of sequences."""
     rng = np.random.default_rng(seed)
 
     def ids(count: int) -> list[int]:
@@ -57,17 +57,19 @@ def some_steps(texts: PagedTexts, seed: int = 0) -> list[list[Logits]]:
 @pytest.mark.parametrize("place", GPU, indirect=True)
 @EVERY_ONE
 def test_recorded_steps_are_the_eager_ones(tmp_path, model_type, place, monkeypatch):
-    # So that texts and sources outgrow them.
+    # So that texts and sources exceed them.
     monkeypatch.setattr(step_replay, "SHORT_PAGES", 1)
     monkeypatch.setattr(step_replay, "LEAST_PAGES", 2)
     tiny_seq2seq(tmp_path, model_type)
     model = loaded(tmp_path, place, model_type)
     eager = some_steps(texts_of(model))
     texts = texts_of(model)
-    model.record_steps(texts.cache, max_sequences=10, max_tokens=LONGEST)  # writes into the pages
+    # Capture writes into the pages.
+    model.record_steps(texts.cache, max_sequences=10, max_tokens=LONGEST)
     assert model._replays is not None
     texts.encode(sources_of(model))
-    # In 16 bits the kernels are the same, as those of matrix products serve as many rows.
+    # In 16 bits the kernels are the same, because GEMM kernels are selected for the same number of
+    # rows.
     allowed = GPU_BATCHED_VERSUS_ALONE if place.dtype == "float32" else 0
     for one, other in zip(some_steps(texts), eager, strict=True):
         for got, wanted in zip(one, other, strict=True):

@@ -1,5 +1,5 @@
-"""Whisper gives the logits of transformers, however its targets are cut into steps and wherever
-pages of targets and sources lie."""
+"""Whisper gives the logits of transformers, however its targets are split into steps and wherever
+pages of targets and sources are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TARGETS = (14, 1, 33)
 
 
 class Heard:
-    """Features as the sources of `PagedTexts`: as long as their rows in the cache."""
+    """Features as a source of `PagedTexts`, whose length is that of their rows in the cache."""
 
     def __init__(self, features: NDArray[np.float32]) -> None:
         self.features = features
@@ -76,7 +76,8 @@ def ours(
 
 
 def difference(reference: Any, model: SpeechModel, most: int | None) -> float:
-    """The largest between our logits, in pieces of up to `most` tokens, and transformers'."""
+    """Returns the largest difference between our logits, in pieces of up to `most` tokens, and
+    transformers'."""
     features = random_features(len(TARGETS), bins=model.features_shape[1])
     targets = random_texts(model.vocab_size, TARGETS, seed=1)
     worst = 0.0
@@ -84,7 +85,7 @@ def difference(reference: Any, model: SpeechModel, most: int | None) -> float:
     for got, theirs in zip(ours(model, features, targets, most), wanted, strict=True):
         assert got.shape == theirs.shape
         assert np.isfinite(got).all()
-        assert np.ptp(theirs) > 1  # a model that says nothing proves nothing
+        assert np.ptp(theirs) > 1  # equal logits would prove nothing
         worst = max(worst, float(np.abs(got - theirs).max()))
     return worst
 
@@ -167,7 +168,7 @@ def test_a_folder_is_for_transcribing(tmp_path):
 
 
 def test_a_bias_of_keys_is_refused(tmp_path):
-    """What other architectures have is not left out silently."""
+    """Tensors that other architectures have are not silently ignored."""
     tiny_whisper(tmp_path)
     name = "model.encoder.layers.0.self_attn.k_proj.bias"
     edit_weights(tmp_path, lambda tensors: tensors.update({name: np.ones(48, np.float32)}))
@@ -205,4 +206,4 @@ def test_weights_in_fewer_bits_are_near(tmp_path, quantize):
     reference = tiny_whisper(tmp_path)
     place = Placement("cpu", "auto" if quantize == "int8" else "bfloat16", quantize)
     off = difference(reference, loaded(tmp_path, place), None)
-    assert MODEL_FP32 < off < 1.0  # of logits that spread over 20
+    assert MODEL_FP32 < off < 1.0  # logits are spread over 20

@@ -1,5 +1,5 @@
-"""A step that goes on from what the one before it has left in a recording's block finds the block
-as if all of it had been written."""
+"""A step that continues from what the previous one left in a graph's block finds the block as if it
+had been written completely."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fusewire.placement import Placement
 PLACE = Placement("cpu", "float32")
 BUCKET = StepBucket(sequences=8, pages=8, source_pages=8)
 LAYOUT = step_layout(8, 8, BUCKET.pages, 8, BUCKET.source_pages)
-WIDTH = 5  # of block tables that the host has
+WIDTH = 5  # width of the host's block tables
 RNG = np.random.default_rng(3)
 
 
 class Graph:
-    """In place of a recording: takes down what its block holds when it is replayed."""
+    """A stand-in for a graph: records the contents of its block when it is replayed."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -35,8 +35,8 @@ class Graph:
 def step(
     position: int, rows: object, *, forked: bool, table: np.ndarray | None = None
 ) -> StepBatch:
-    """Of five sequences, whose ids are on the device, and the block table too where it is
-    `forked`."""
+    """Returns a step of five sequences, whose ids are on the device, and the block table too where
+    it is `forked`."""
     ids = PLACE.exact(RNG.integers(0, 99, 5), np.int64)
     width = BUCKET.pages if forked else WIDTH
     if table is None:
@@ -56,7 +56,7 @@ def step(
 
 
 def written(inputs: Inputs, of: StepBatch) -> bytes:
-    """The block when all of the step is."""
+    """Writes the whole step and returns the block."""
     block = kernels.Tensor.from_numpy(LAYOUT.pack(of.arrays))
     kernels.write(inputs.block, block, PLACE.stream)
     for name, tensor in of.there.items():

@@ -1,5 +1,5 @@
-"""Where a head's weight is the embedding's (tied weights), the two are one in memory, as far as
-kernels read both in one layout."""
+"""Where a head's weight is tied to the embedding, both share memory if kernels read both in one
+layout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HIDDEN = 48
 
 
 def loaded(folder: Path, place: Placement, tied: bool) -> tuple[DecoderModel, int]:
-    """A model and the bytes that its loading takes."""
+    """Returns a model and the bytes that it allocates."""
     folder.mkdir()
     tiny_decoder(folder, "llama", tie_word_embeddings=tied)
     return held(lambda: load_decoder(folder, place), place.device)
@@ -54,7 +54,7 @@ def test_a_gpu_holds_a_tied_weight_once(tmp_path, place: Placement):
     untied, untied_bytes = loaded(tmp_path / "untied", place, tied=False)
     del tied, untied
     once = VOCABULARY * HIDDEN * BYTES[place.dtype] if place.device != "cpu" else 0
-    assert untied_bytes - tied_bytes >= once  # on the CPU panels are no rows (cpu/gemm.cc)
+    assert untied_bytes - tied_bytes >= once  # the CPU's panels are not rows (cpu/gemm.cc)
 
 
 @pytest.mark.parametrize("other", [1.0, -1.0], ids=["the same", "another"])

@@ -1,4 +1,4 @@
-"""Before it serves, a model runs once with every number of rows that has kernels of its own."""
+"""Before it serves, a model runs once with every number of rows that has its own kernels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ROWS = [40, 16, 3, 1]
 
 
 class Watched(Placement):
-    """Asks for ROWS, and notes how many rows each product of what is tuned has."""
+    """A placement that tunes for ROWS, and records the rows of each GEMM outside of the layers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__("cpu")
         self.asked: list[int] = []
-        self.heads: list[int] = []  # rows of products outside of the layers, while tuning
+        self.heads: list[int] = []  # rows of GEMMs outside of the layers, while tuning
         linear = kernels.linear
 
         def noted(out: kernels.Tensor, *arguments: object) -> None:

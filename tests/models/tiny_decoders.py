@@ -1,4 +1,4 @@
-"""Small random decoders in Hugging Face folders, and what transformers computes with them."""
+"""Small random decoders in Hugging Face folders, and the outputs of transformers for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Of each architecture: what makes its peculiarities matter in a small model.
+# Settings of each architecture that make its features matter in a small model.
 _OWN: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "gpt_neox": {"rotary_pct": 0.5},
@@ -73,7 +73,7 @@ _RENAMED = {
 def tiny_decoder(
     folder: Path | str, model_type: str, *, seed: int = 0, shard: str = "5GB", **sizes: Any
 ) -> transformers.PreTrainedModel:
-    """Writes config.json and the weights (in files of at most `shard`) into `folder`; the
+    """Writes config.json and the weights (in files of at most `shard`) into `folder`; returns the
     transformers model: fp32, eager attention, eval mode. `sizes` are keys of config.json under
     Llama's names."""
     renamed = _RENAMED.get(model_type, {})
@@ -84,7 +84,7 @@ def tiny_decoder(
     causal = getattr(transformers, DECODERS[model_type].causal_class)
     model = causal._from_config(config, attn_implementation="eager").float().eval()
     randomise(model, seed)
-    if model_type.startswith("gemma"):  # these norms store the difference from 1
+    if model_type.startswith("gemma"):  # these norms store the weight minus 1
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1 and "norm" in name:
@@ -102,7 +102,7 @@ def random_ids(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
 def transformers_logits(
     reference: Any, sequences: Sequence[Sequence[int]]
 ) -> list[NDArray[np.float32]]:
-    """[length, vocabulary] of each sequence, computed alone and without a cache."""
+    """Returns [length, vocabulary] for each sequence, computed alone and without a cache."""
     device = next(reference.parameters()).device
     answers = []
     for ids in sequences:
@@ -115,7 +115,7 @@ def transformers_logits(
 def transformers_greedy(
     reference: Any, prompts: Sequence[Sequence[int]], tokens: int
 ) -> list[list[int]]:
-    """What transformers' `generate` adds to each prompt."""
+    """Returns the tokens that transformers' `generate` adds to each prompt."""
     device = next(reference.parameters()).device
     answers = []
     for ids in prompts:

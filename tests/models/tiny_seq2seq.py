@@ -1,5 +1,5 @@
-"""Small random encoder-decoder models in Hugging Face folders, whole or their encoders alone, and
-what transformers computes with them."""
+"""Small random encoder-decoder models in Hugging Face folders, whole or only their encoders, and
+the outputs of transformers for them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from tests.reference import randomise
 
 VOCABULARY = 131
-LONGEST = 320  # of models whose positions have an end
+LONGEST = 320  # for models with a maximum position
 
 _T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 48,
     "num_heads": 4,
-    "d_kv": 20,  # heads are wider together than the hidden state
+    "d_kv": 20,  # all heads together are wider than the hidden state
     "num_layers": 3,
     "num_decoder_layers": 2,
     "d_ff": 56,
@@ -44,7 +44,7 @@ _BART: dict[str, Any] = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-# Of each architecture: the prefix of its transformers classes, and what makes its peculiarities
+# For each architecture, the prefix of its transformers classes, and settings that make its features
 # matter.
 SEQ2SEQ: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("Bart", _BART),
@@ -72,9 +72,9 @@ SEQ2SEQ: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_seq2seq(
     folder: Path | str, model_type: str, ending: str = "", *, seed: int = 0, **sizes: Any
 ) -> Any:
-    """Writes config.json and the weights into `folder`; the transformers model: fp32, eager
-    attention, eval mode. `ending`: of another class than the one that writes texts. `sizes` are
-    keys of config.json."""
+    """Writes config.json and the weights into `folder`; returns the transformers model: fp32, eager
+    attention, eval mode. `ending`: that of the class name, if not the class that generates. `sizes`
+    are keys of config.json."""
     prefix, own = SEQ2SEQ[model_type]
     config = transformers.AutoConfig.for_model(model_type, **own | sizes)
     name = prefix + ending if ending else ROWS[model_type].causal_class
@@ -84,9 +84,9 @@ def tiny_seq2seq(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("SelfAttention.q.weight", "EncDecAttention.q.weight")):
-                parameter *= config.d_kv**-0.5  # as they are initialised: scores have no scale
+                parameter *= config.d_kv**-0.5  # T5's initialisation, as its scores are not scaled
         for module in model.modules():
-            if hasattr(module, "create_weight"):  # sinusoids
+            if hasattr(module, "create_weight"):  # sinusoidal positions
                 module.weight.copy_(module.create_weight())
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(seed))
@@ -97,7 +97,8 @@ def tiny_seq2seq(
 
 
 def tiny_encoder(folder: Path | str, model_type: str, ending: str = "", **sizes: Any) -> Any:
-    """As `tiny_seq2seq`, of the smallest class that has the encoder; transformers' encoder."""
+    """As `tiny_seq2seq`, with the smallest class that has the encoder; returns transformers'
+    encoder."""
     if not ending and SEQ2SEQ_ENCODERS[model_type].classes:
         ending = "EncoderModel"
     return tiny_seq2seq(folder, model_type, ending, **sizes).get_encoder()
@@ -111,7 +112,7 @@ def random_texts(words: int, lengths: Sequence[int], seed: int = 0) -> list[list
 def teacher_forced_logits(
     reference: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[NDArray[np.float32]]:
-    """[length, vocabulary] of each target, computed alone and without a cache."""
+    """Returns [length, vocabulary] for each target, computed alone and without a cache."""
     device = next(reference.parameters()).device
     answers = []
     for source, target in zip(sources, targets, strict=True):

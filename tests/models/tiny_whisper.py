@@ -1,5 +1,5 @@
-"""Small random Whisper models in Hugging Face folders: sound of up to a second, and a vocabulary
-laid out as the published ones are."""
+"""Small random Whisper models in Hugging Face folders: audio of up to a second, and a vocabulary in
+the order of the published ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.reference import randomise
 
-# Two thread pools that wait for each other's cores are slower than one thread on tiny models.
+# On tiny models, two thread pools that compete for the cores are slower than one thread.
 torch.set_num_threads(1)
 
 SECONDS = 1
 POSITIONS = 50 * SECONDS
 BINS = 20
 
-# The words, then special tokens, then a timestamp for each position of the encoder and its end.
+# Text tokens, then special tokens, then a timestamp for each position of the encoder and its end.
 WORDS = 80
 (
     EOS,
@@ -56,8 +56,8 @@ GENERATION: dict[str, Any] = {
 
 
 def tiny_whisper(folder: Path | str, *, seed: int = 0, **sizes: Any) -> Any:
-    """Writes config.json, generation_config.json and the weights into `folder`; the transformers
-    model: fp32, eager attention, eval mode. `sizes` are keys of config.json."""
+    """Writes config.json, generation_config.json and the weights into `folder`; returns the
+    transformers model: fp32, eager attention, eval mode. `sizes` are keys of config.json."""
     own: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "d_model": 48,
@@ -87,20 +87,20 @@ def tiny_whisper(folder: Path | str, *, seed: int = 0, **sizes: Any) -> Any:
 
 
 def random_features(count: int, seed: int = 0, bins: int = BINS) -> list[NDArray[np.float32]]:
-    """[frames, bins] each, of numbers as large as log-mel features are."""
+    """Returns features [frames, bins] with values in the range of log-mel features."""
     rng = np.random.default_rng(seed)
     return list(rng.normal(0, 0.6, (count, 2 * POSITIONS, bins)).astype(np.float32))
 
 
 def as_transformers(features: NDArray[np.float32], device: str = "cpu") -> torch.Tensor:
-    """[1, bins, frames]."""
+    """Returns the features as [1, bins, frames]."""
     return torch.from_numpy(np.ascontiguousarray(features.T))[None].to(device)
 
 
 def teacher_forced_logits(
     reference: Any, features: Sequence[NDArray[np.float32]], targets: Sequence[Sequence[int]]
 ) -> list[NDArray[np.float32]]:
-    """[length, vocabulary] of each target, computed alone and without a cache."""
+    """Returns [length, vocabulary] for each target, computed alone and without a cache."""
     device = next(reference.parameters()).device
     answers = []
     for each, target in zip(features, targets, strict=True):
@@ -115,8 +115,8 @@ def teacher_forced_logits(
 
 
 def tiny_whisper_folder(folder: Path, *, seconds: int = SECONDS, **sizes: Any) -> Any:
-    """As `tiny_whisper`, with the files that sound and text need: a letter for each word. It hears
-    so many seconds."""
+    """As `tiny_whisper`, with the files for audio and text: each text token is a letter. Its window
+    is `seconds` long."""
     positions = POSITIONS // SECONDS * seconds
     vocabulary = TIMESTAMPS + positions + 1
     sizes = {"max_source_positions": positions, "vocab_size": vocabulary, **sizes}

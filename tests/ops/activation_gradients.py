@@ -1,4 +1,4 @@
-"""activate_backward, gate_backward."""
+"""The ops activate_backward and gate_backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def gated(x: torch.Tensor, shape: tuple) -> torch.Tensor:
 
 def gradient(forward, t: Tensors, shape: tuple) -> torch.Tensor:
     x = t["x"].clone().requires_grad_()
-    (forward(x, shape) + 0 * x.sum()).backward(t["dy"])  # `none` of a leaf too
+    # So that `none` has a gradient function too.
+    (forward(x, shape) + 0 * x.sum()).backward(t["dy"])
     return x.grad
 
 

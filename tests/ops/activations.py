@@ -1,4 +1,4 @@
-"""activate, gate, soft_cap."""
+"""The ops activate, gate and soft_cap."""
 
 from __future__ import annotations
 

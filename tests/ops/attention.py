@@ -1,4 +1,4 @@
-"""attention."""
+"""The op attention."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DROPOUT = {"dropout_seed": -7 * 2**40 + 5, "dropout_offset": 9 * 2**32 + 3}
 
 
 class Attention(NamedTuple):
-    lengths: tuple[int, ...]  # queries of each sequence
+    lengths: tuple[int, ...]  # number of queries of each sequence
     heads: int
     dim: int
-    kv_heads: int = 0  # 0: as many as heads
-    key_lengths: tuple[int, ...] = ()  # empty: keys are those of the queries' own tokens
+    kv_heads: int = 0  # 0: the same as heads
+    key_lengths: tuple[int, ...] = ()  # empty: the keys are those of the queries' own tokens
     left: int = k.UNLIMITED
     right: int = k.UNLIMITED
     soft_cap: float = 0.0
@@ -99,12 +99,12 @@ def make_attention(rng: np.random.Generator, shape: Attention) -> Arrays:
         "q": normal(rng, sum(shape.lengths), shape.heads * shape.dim) * 2,
         "bias": normal(rng, shape.heads, 2 * BIAS_SPAN - 1),
     }
-    # k | v: of one product, as in a layer
+    # k | v are columns of one matrix, as in a layer
     return {**arrays, "kv": normal(rng, sum(shape.keys), 2 * shape.kv_width) * 2}
 
 
 def spec_of(shape: Any, **more: Any) -> k.AttentionSpec:
-    """Of a shape that says heads, dim, left, right and soft_cap."""
+    """Returns the specification of a shape with heads, dim, left, right and soft_cap."""
     return k.AttentionSpec(
         heads=shape.heads,
         scale=shape.dim**-0.5,
@@ -116,7 +116,8 @@ def spec_of(shape: Any, **more: Any) -> k.AttentionSpec:
 
 
 class Operation:
-    """The op on arrays of a shape; q | k | v are columns of one matrix where rows are the same."""
+    """The op on arrays of a shape; q | k | v are columns of one matrix where they have the same
+    rows."""
 
     def __init__(self, o: Operands, a: Arrays, shape: Attention) -> None:
         self.o, self.shape = o, shape
@@ -160,7 +161,8 @@ def attended(o: Operands, a: Arrays, shape: Attention) -> np.ndarray:
 def masked_scores(
     q: torch.Tensor, key: torch.Tensor, shape: Any, bias: torch.Tensor
 ) -> torch.Tensor:
-    """[heads, n, m] of q[heads, n, dim] and key[heads, m, dim], which -inf hides."""
+    """Returns the scores [heads, n, m] of q[heads, n, dim] and key[heads, m, dim], with -inf where
+    they are masked."""
     n, m = q.shape[1], key.shape[1]
     scores = q @ key.transpose(-1, -2) * shape.dim**-0.5
     if shape.soft_cap:
@@ -174,7 +176,7 @@ def masked_scores(
 
 
 def sequences(t: Tensors, shape: Attention) -> list[tuple[torch.Tensor, ...]]:
-    """q[heads, n, dim], k and v[heads, m, dim] of each sequence."""
+    """Returns q[heads, n, dim], k and v[heads, m, dim] of each sequence."""
     kv_heads = shape.kv_heads or shape.heads
     rows, key_rows = np.cumsum([0, *shape.lengths]), np.cumsum([0, *shape.keys])
     found = []
@@ -186,8 +188,8 @@ def sequences(t: Tensors, shape: Attention) -> list[tuple[torch.Tensor, ...]]:
 
 
 def kept_weights(shape: Attention, token: int, n: int, m: int) -> np.ndarray:
-    """[heads, n, m]: what weights of n queries, the first of which is `token`, are multiplied by
-    (csrc/core/dropout.h)."""
+    """Returns the dropout factors [heads, n, m] of the weights of n queries, the first of which is
+    `token` (csrc/core/dropout.h)."""
     rows = np.arange(token * shape.heads, (token + n) * shape.heads)
     seed, offset = DROPOUT.values()
     factors = dropout_factors(rows, np.arange(m), shape.dropout, seed, offset)
@@ -208,7 +210,7 @@ def attend(t: Tensors, shape: Attention) -> torch.Tensor:
 
 
 def log_sum_exps(t: Tensors, shape: Attention) -> torch.Tensor:
-    """[heads, queries]"""
+    """Returns the log-sum-exp of the scores, [heads, queries]."""
     scores = [masked_scores(q, key, shape, t.get("bias")) for q, key, _ in sequences(t, shape)]
     return torch.cat([each.logsumexp(-1) for each in scores], 1)
 

@@ -1,4 +1,4 @@
-"""attention_backward."""
+"""The op attention_backward."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.ops.attention import (
 )
 from tests.ops.case import Arrays, Case, Operands, Tensors, normal
 
-# The gradients by a query that sees one key are 0, which no error is relative to: where dq has rows
-# of its own (key_lengths) every query sees several.
+# A query that sees one key has gradient 0, which no error can be relative to: where dq has its own
+# rows (key_lengths) every query sees several keys.
 SHAPES = [
     Attention((1,), 1, 1),
     Attention((1, 2, 3), 2, 8),
@@ -41,21 +41,21 @@ SHAPES = [
 
 
 def make_gradients(rng: np.random.Generator, shape: Attention) -> Arrays:
-    """Scores of the order of 1: where all of the weight is one key's, the gradients by q and k are
-    differences of equal numbers, and an error relative to them says nothing."""
+    """Returns inputs with scores of the order of 1: where one key has all of the weight, the
+    gradients of q and k are differences of equal numbers, and a relative error has no meaning."""
     made = {n: a / 2 if n in ("q", "kv") else a for n, a in make_attention(rng, shape).items()}
     return {**made, "dout": normal(rng, *made["q"].shape)}
 
 
 def rows_of(parts: list[np.ndarray]) -> np.ndarray:
-    """One below the other, as wide as the widest: zeros fill the others up."""
+    """Concatenates matrices vertically, each padded with zeros to the largest width."""
     width = max(part.shape[1] for part in parts)
     return np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
 
 
 class Backward:
-    """The op after its forward pass; dq | dk | dv are columns of one matrix where rows are the
-    same."""
+    """The op after its forward pass; dq | dk | dv are columns of one matrix where they have the
+    same rows."""
 
     def __init__(self, o: Operands, a: Arrays, shape: Attention) -> None:
         self.o, self.shape, self.forward = o, shape, Operation(o, a, shape)
@@ -88,7 +88,7 @@ class Backward:
         )
 
     def results(self) -> list[np.ndarray]:
-        """dq | dk | dv, or dq and dk | dv; and dbias."""
+        """Returns dq | dk | dv, or dq and dk | dv; and dbias."""
         o, (queries, width), kv_width = self.o, self.out.shape, 2 * self.shape.kv_width
 
         def together(dqkv: k.Tensor, stream: k.Stream) -> None:

@@ -1,5 +1,6 @@
-"""fork_beams. A shape has the beams of each group, those of searches that have ended between them,
-candidates of each, tokens that end a text, and places in a row of the block tables."""
+"""The op fork_beams. A shape has the beams of each group, the number of ended searches between
+them, the candidates of each, the number of tokens that end a text, and the width of the block
+tables."""
 
 from __future__ import annotations
 
@@ -12,22 +13,22 @@ from fusewire import kernels as k
 from tests.ops.case import Arrays, Case, Operands, Tensors
 
 VOCAB = 50
-PAGE = 1000  # pages are numbered from it on, so that none looks like another number
+PAGE = 1000  # page numbers start here, so that they differ from all other values
 
 
 class Forks(NamedTuple):
     beams: tuple[int, ...]
-    ended: int  # searches whose rows are in the table still
+    ended: int  # ended searches whose rows are still in the table
     most: int
     ends: int
     width: int
-    begins: bool = False  # whether every other group begins a page
+    begins: bool = False  # whether every other group begins a new page
 
 
 def make(rng: np.random.Generator, shape: Forks) -> Arrays:
     beams = np.array(shape.beams)
     searches = len(beams) + shape.ended
-    order = rng.permutation(searches)  # of all in the table
+    order = rng.permutation(searches)  # of all searches in the table
     of_search = np.full(searches, 3)
     of_search[order[: len(beams)]] = beams
     firsts = np.cumsum([0, *of_search])
@@ -44,7 +45,7 @@ def make(rng: np.random.Generator, shape: Forks) -> Arrays:
     parents = [rng.integers(0, count, shape.most) for count in of_search]
     beams_of = np.array(parents)
     tokens = rng.integers(0, VOCAB, beams_of.shape)
-    left_out = rng.integers(0, 4, searches) == 0  # their last candidates are none
+    left_out = rng.integers(0, 4, searches) == 0  # the second half of their candidates is invalid
     beams_of[left_out, shape.most // 2 :] = tokens[left_out, shape.most // 2 :] = -1
     scores = -np.sort(rng.integers(0, 1000, beams_of.shape), -1).astype(np.float32)
     return {
@@ -59,7 +60,8 @@ def make(rng: np.random.Generator, shape: Forks) -> Arrays:
 
 
 def ours(o: Operands, a: Arrays, shape: Forks) -> np.ndarray:
-    """[rows, id | score | copy from | copy to | block table]; one more row, which no group has."""
+    """Returns [rows, id | score | copy from | copy to | block table]; the additional last row
+    belongs to no group."""
     rows = sum(shape.beams) + 1
     ids, copies = o.int64(np.full(rows, 7)), o.int64(np.full((2, rows), 7))
     scores, table = o.fp32(np.full(rows, 7)), o.int32(np.full((rows, shape.width), 7))

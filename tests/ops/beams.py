@@ -1,5 +1,5 @@
-"""log_softmax and beam_candidates. A shape of the latter is (beams of each group, vocabulary,
-candidates of each group, whether the rows are normalized)."""
+"""The ops log_softmax and beam_candidates. A shape of the latter is (beams of each group,
+vocabulary, candidates of each group, whether the rows are normalized)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Groups(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """[groups, most]"""
+    """The candidates of each group, [groups, most]."""
 
     scores: NDArray[np.float32]
     log_probs: NDArray[np.float32]
@@ -55,7 +55,7 @@ def candidates(
 
 
 def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """-inf throughout stays so: such a beam has no candidates."""
+    """Returns log-probabilities. A row of -inf stays so: such a beam has no candidates."""
     most = logits.max(-1, keepdims=True)
     most[np.isneginf(most)] = 0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -64,7 +64,8 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def oracle(logits: NDArray, beam_scores: NDArray, groups: Groups) -> Candidates:
-    """By sorting all of a group's scores, in the precision of the arguments."""
+    """Returns the candidates by sorting all scores of a group, in the precision of the
+    arguments."""
     log_probs = logits if groups.normalized else log_softmax(logits)
     scores = beam_scores[:, None] + log_probs
     begin, rows = 0, []
@@ -86,7 +87,8 @@ def oracle(logits: NDArray, beam_scores: NDArray, groups: Groups) -> Candidates:
 
 
 def make(rng: np.random.Generator, groups: Groups) -> Arrays:
-    """Sixteenths, which every element type holds and fp32 adds exactly: many are equal."""
+    """Returns multiples of 1/16, which every element type represents and fp32 adds exactly; many
+    are equal."""
     rows = sum(groups.beams)
     return {
         "x": rng.integers(-100, 100, (rows, groups.vocab)).astype(np.float32) / 16,
@@ -106,7 +108,7 @@ def reference(t: Tensors, groups: Groups) -> torch.Tensor:
 
 
 def normalize(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
-    """To rows apart, whose gaps stay as they are."""
+    """Normalizes into strided rows, whose gaps must not change."""
     rows, cols = shape
     wide = np.full((rows, cols + 3), 7, np.float32)
     out = o.fp32(wide)

@@ -1,4 +1,4 @@
-"""cached_attention: what a decoder's layer does between its products."""
+"""The op cached_attention: what a decoder's layer does between its GEMMs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ops.rotary import rotate
 
 
 class Added(NamedTuple):
-    """New tokens, and how many numbers of a head are rotated (0: none)."""
+    """New tokens, and the number of rotated elements of a head (0: none)."""
 
     paged: Paged
     rotary_dim: int
@@ -32,7 +32,7 @@ ADDED = [
     Added(decoding(1, 31, 32, 33, 128, heads=3, kv_heads=3, biased=True), 0),
     Added(decoding(511, 512, 513, heads=4, kv_heads=2, page_size=32), 16),
     Added(decoding(700, 9, heads=4, kv_heads=1, dim=128, left=299, soft_cap=5.0), 128),
-    # Several new tokens of one sequence, over the border of a tile of keys and of a page.
+    # Several new tokens of one sequence, across the border of a tile of keys and of a page.
     Added(Paged((4, 1, 3), (34, 700, 513), heads=4, kv_heads=1, dim=128), 128),
     Added(Paged((8, 5, 1), (260, 5, 1), heads=4, kv_heads=2, dim=64, biased=True), 0),
     # More rows than one kernel takes.
@@ -49,7 +49,8 @@ GPU_ADDED = (
     Added(Paged((16, 2, 16), (1000, 2000, 16), heads=2, kv_heads=2, dim=256), 256),
 )
 
-# The cache has nothing of the last of them: their rows are attended to where they are.
+# The last of them has no past in the cache: attention reads the keys and values from the input
+# rows.
 GPU_PROMPTS = (
     Added(prompts(300, 65, 2, 128, heads=8, kv_heads=2, dim=128), 128),
     Added(prompts(1024, heads=32, kv_heads=8, dim=128), 128),
@@ -72,7 +73,7 @@ def make_added(rng: np.random.Generator, shape: Added) -> Arrays:
 
 
 class Step:
-    """A step on a cache of its own: at once, or part by part."""
+    """A step on its own cache, by the fused op or by separate ops."""
 
     def __init__(
         self, o: Operands, a: Arrays, shape: Added, cache: Callable[..., Cache] = Cache
@@ -107,7 +108,7 @@ class Step:
         return self.answer()
 
     def answer(self) -> np.ndarray:
-        """The answer, and what the cache holds of the new tokens."""
+        """Returns the output, and the new tokens' keys and values in the cache."""
         return np.concatenate([self.o.read(self.out), self.cache.new_rows()], 1)
 
 

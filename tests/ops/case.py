@@ -1,4 +1,4 @@
-"""What a row of the table of ops is, and how its operands lie in memory."""
+"""A row of the table of ops, and the memory layout of its operands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.places import as_torch, settle
 Arrays = dict[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
 
-# Rows end to end; rows apart, with NaN between them; rows end to end from an address that no
-# vector access likes.
+# Contiguous rows; strided rows with NaN between them; contiguous rows at an address that is not
+# aligned for vector access.
 LAYOUTS = ("dense", "strided", "unaligned")
 
 
 @contextmanager
 def another_number_of_threads() -> Iterator[None]:
-    """Than kernels of the CPU have outside of it."""
+    """Sets a number of CPU threads that differs from the current one."""
     threads = k.num_threads()
     k.set_num_threads(1 if threads > 1 else 2)
     try:
@@ -36,7 +36,7 @@ def another_number_of_threads() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Operands:
-    """Makes what an op takes and reads what it gives, in one place and one layout."""
+    """Creates the inputs of an op and reads its outputs, in one place and one layout."""
 
     place: Placement
     layout: str
@@ -51,8 +51,8 @@ class Operands:
         return tensor
 
     def room(self, rows: int, cols: int) -> k.Tensor:
-        """A matrix to write to. It holds NaN: what is not written shows, and so does what is read
-        between the rows."""
+        """Returns a matrix to write to. It holds NaN, so that elements that were not written, and
+        reads between the rows, are detected."""
         if self.layout == "dense":
             return self.place.floats(np.full((rows, cols), np.nan, np.float32))
         if self.layout == "strided":
@@ -71,7 +71,7 @@ class Operands:
         return tensor
 
     def of_parameters(self) -> Operands:
-        """The same in fp32, as gradients of parameters are in every precision."""
+        """Returns the same in fp32, the dtype of parameters' gradients in every precision."""
         place = copy(self.place)
         place.precision = Precision.of(place.device, "float32")
         return Operands(place, self.layout)
@@ -84,7 +84,7 @@ class Operands:
         return self.read(out)
 
     def _expect_untouched_gaps(self, out: k.Tensor) -> None:
-        """What lies between the rows may be somebody else's."""
+        """Asserts that nothing was written between the rows, where other data may be."""
         (rows, cols), whole = out.shape, as_torch(out, self.place)
         if rows > 1 and cols:
             gap = whole.stride(0) - cols
@@ -116,16 +116,16 @@ class Operands:
 
 @dataclass(frozen=True)
 class Case:
-    """Two are equal where what is wanted of them is: `expected` is computed once for both."""
+    """Cases are equal where their wanted results are: `expected` is computed once for both."""
 
     shapes: list[tuple] = field(compare=False)
     make: Callable[[np.random.Generator, tuple], Arrays]
     ours: Callable[[Operands, Arrays, tuple], np.ndarray] = field(compare=False)
     reference: Callable[[Tensors, tuple], torch.Tensor]
-    exact: bool = False  # integers and copies
+    exact: bool = False  # for integers and copies
     fp32: tuple[str, ...] = ()  # inputs that are fp32 in every precision
-    training: bool = False  # of backward passes and optimizers
-    # Sizes that are worth a GPU's time only.
+    training: bool = False  # for backward passes and optimizers
+    # Sizes that take too long on a CPU.
     gpu_shapes: tuple[tuple, ...] = field(default=(), compare=False)
 
 

@@ -1,8 +1,8 @@
-"""Every op of the table: how to make inputs, how to call it, and its reference in torch.
+"""Every op of the table: how to make its inputs and call it, and its reference in torch.
 
 A row is `CASES[name] = Case(shapes, make, ours, reference)`; an op of the library without a row
-fails test_ops.py. Shapes include one, odd, long and empty ones. The reference runs twice: in fp64
-(the truth), and in the precision of the op (the error that is allowed).
+fails test_ops.py. Shapes include one, odd, long and empty ones. The reference is computed twice: in
+fp64 (the truth), and in the precision of the op (for the allowed error).
 """
 
 from tests.ops import (

@@ -1,4 +1,4 @@
-"""One row of the table of ops against its reference."""
+"""Checks one row of the table of ops against its reference."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def tensors(arrays: Arrays, dtype: torch.dtype, device: str) -> Tensors:
 
 
 def longest(arrays: Arrays) -> int:
-    """No op has longer sums than its inputs are long or wide."""
+    """Returns the largest size of the inputs, an upper bound of the terms of an op's sums."""
     return max(size for array in arrays.values() for size in array.shape)
 
 
 def inputs(case: Case, shape: tuple, dtype: str) -> Arrays:
-    """New ones at each call, as an op may write to them."""
+    """Returns new inputs at each call, as an op may write to them."""
     return {
         name: array if name in case.fp32 else rounded(array, dtype)
         for name, array in case.make(np.random.default_rng(0), shape).items()
     }
 
 
-@lru_cache(maxsize=64)  # every instruction set, and every wrong kernel, is held to the same
+@lru_cache(maxsize=64)  # the same for every instruction set and every wrong kernel
 def expected(
     case: Case, shape: tuple, dtype: str, device: str
 ) -> tuple[np.ndarray, Allowed | None]:
-    """What the op gives in fp64, and how far off a result in `dtype` may be."""
+    """Returns the op's result in fp64, and the allowed error of a result in `dtype`."""
     arrays = inputs(case, shape, dtype)
     truth = case.reference(tensors(arrays, torch.float64, device), shape).cpu().numpy()
     if case.exact or not truth.size:
@@ -51,8 +51,9 @@ def check(
     layouts: tuple[str, ...] = LAYOUTS,
     rounding: str = "",
 ) -> None:
-    """`rounding`: a type of 16 bits that the inputs are rounded to, and the result of kernels that
-    compute in fp32: what a kernel for this type gives that rounds once."""
+    """Checks an op in each layout. `rounding`: a 16-bit type to which the inputs are rounded, and
+    the result of kernels that compute in fp32, which emulates a kernel for this type that rounds
+    once."""
     dtype = rounding or place.dtype
     arrays = inputs(case, shape, dtype)
     truth, allowed = expected(case, shape, dtype, place.device)

@@ -1,4 +1,5 @@
-"""cross_entropy: a row of losses above the gradient, or above the logits where there is none."""
+"""The op cross_entropy: a row of losses above the gradient, or above the logits without a
+gradient."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def losses_and_logits(o: Operands, a: Arrays, s: Criterion) -> np.ndarray:
 
 
 def columns(losses: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """The losses in a row of their own, as tolerances scale with rows."""
+    """Puts the losses in a row of their own, as tolerances scale with rows."""
     padded = np.zeros((1, max(len(losses), logits.shape[1])), np.float64)
     padded[0, : len(losses)] = losses
     wide = np.zeros((len(logits), padded.shape[1]), np.float64)

@@ -1,4 +1,4 @@
-"""dropout_add."""
+"""The op dropout_add."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Dropped(NamedTuple):
 
 
 def kept(rows: int, cols: int, probability: float, seed: int, offset: int) -> np.ndarray:
-    """The mask of core/dropout.h, bool [rows, cols]."""
+    """Returns the mask of core/dropout.h, bool [rows, cols]."""
     return dropout_factors(np.arange(rows), np.arange(cols), probability, seed, offset) > 0
 
 

@@ -1,4 +1,5 @@
-"""A cache in float8 e4m3, as torch rounds to it, and what attention over its codes is."""
+"""A KV cache in float8 e4m3, rounded as torch does, and the reference of attention over its
+codes."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ LARGEST = 448.0
 
 
 def codes(numbers: np.ndarray, scale: float) -> np.ndarray:
-    """Of numbers / scale, at most 448."""
+    """Returns the codes of numbers / scale, saturated to 448."""
     quotients = (torch.from_numpy(numbers) / scale).clamp(-LARGEST, LARGEST)
     return quotients.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
 def meant(numbers: np.ndarray, scale: float) -> np.ndarray:
-    """What their codes stand for, in fp64."""
+    """Returns the values of their codes, in fp64."""
     return float8_e4m3()[codes(numbers, scale)].astype(np.float64) * scale
 
 
@@ -44,7 +45,7 @@ def attended(o: Operands, a: Arrays, shape: Paged, scales: tuple[float, float]) 
 
 
 def rounded_to_float8(a: Arrays, shape: Paged, scales: tuple[float, float]) -> Arrays:
-    """The arrays of a test with keys and values as a cache gives them back, in fp64."""
+    """Returns the arrays of a test with keys and values as the cache holds them, in fp64."""
     q_width, width = shape.heads * shape.dim, shape.kv_heads * shape.dim
     qkv, past = (a[name].astype(np.float64) for name in ("qkv", "past"))
     for part, scale in enumerate(scales):

@@ -1,4 +1,4 @@
-"""Rows and weights of float8_e4m3 as the formats have them, by torch."""
+"""Rows and weights in the float8_e4m3 formats, quantised by torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rounded = tuple[torch.Tensor, torch.Tensor]  # codes, and scales that broadcast 
 
 
 def rounded_rows(array: np.ndarray) -> Rounded:
-    """Each row by its own largest magnitude."""
+    """Quantises each row by its own largest magnitude."""
     rows = torch.from_numpy(array).float()
     top = rows.abs().amax(1, keepdim=True).clamp_min(1e-30)
     inverse = torch.tensor(LARGEST) / top
@@ -20,14 +20,14 @@ def rounded_rows(array: np.ndarray) -> Rounded:
 
 
 def rounded_with(array: np.ndarray, scale: float) -> Rounded:
-    """All by one scale, what that does not reach as the largest."""
+    """Quantises all rows by one scale; larger values saturate."""
     rows = torch.from_numpy(array).float() * (torch.tensor(1.0) / torch.tensor(scale))
     codes = rows.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return codes, torch.tensor(scale).expand(len(array), 1)
 
 
 def rounded_blocks(array: np.ndarray) -> Rounded:
-    """Each BLOCK of a row by itself."""
+    """Quantises each BLOCK of a row separately."""
     parts = [rounded_rows(array[:, at : at + BLOCK]) for at in range(0, array.shape[1], BLOCK)]
     codes = torch.cat([part[0].view(torch.uint8) for part in parts], 1)
     scales = torch.cat([part[1].expand_as(part[0]) for part in parts], 1)
@@ -39,7 +39,7 @@ def exactly(rows: Rounded) -> np.ndarray:
 
 
 def blocks_of(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A weight's codes and the scales of its blocks [rows / BLOCK, columns / BLOCK]."""
+    """Returns a weight's codes and the scales of its blocks [rows / BLOCK, columns / BLOCK]."""
     grid = tuple(-(-size // BLOCK) for size in weight.shape)
     codes, scales = np.empty(weight.shape, np.uint8), np.empty(grid, np.float32)
     for i, j in np.ndindex(*grid):
@@ -52,7 +52,7 @@ def blocks_of(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_blocks(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """What they stand for."""
+    """Returns the values of the codes."""
     factors = scales.astype(np.float64).repeat(BLOCK, 0).repeat(BLOCK, 1)
     numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).double().numpy()
     return numbers * factors[: codes.shape[0], : codes.shape[1]]

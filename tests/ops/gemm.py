@@ -1,4 +1,4 @@
-"""linear, linear_add."""
+"""The ops linear and linear_add."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LINEARS = [
     (230, 3072, 48, "gelu_tanh"),
     (0, 8, 8, "none"),
 ]
-# BERT-base, from one token to a batch whose size nothing divides.
+# BERT-base, from one token to a number of tokens that no tile divides.
 BERT_TOKENS = (1, 7, 64, 129, 613)
 BERT_LINEARS = [(768, 2304, "none"), (768, 3072, "gelu_erf")]
-# A head: no bias, and a vocabulary that nothing divides.
+# A head: no bias, and a vocabulary that no tile divides.
 HEADS = [(768, 1003, "none", False), (1024, 515, "none", False)]
-# One whose last columns are a product by themselves.
+# Shapes whose last columns are computed by a separate GEMM.
 WIDE = [(64, 4101, "none"), (64, 4101, "none", False), (72, 8195, "gelu_erf")]
 BERT_RESIDUALS = [(768, 768, "none"), (3072, 768, "none"), (64, 4101, "none")]
 

@@ -1,4 +1,4 @@
-"""Products with int8 weights in numpy, step by step as csrc/cpu/gemm_int8.h has them."""
+"""GEMMs with int8 weights in numpy, step by step as in csrc/cpu/gemm_int8.h."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ F32 = np.float32
 
 
 class Rounded(NamedTuple):
-    """A matrix by rows: numbers * scales[:, None], up to the rounding."""
+    """A matrix quantised by rows: numbers * scales[:, None], up to rounding."""
 
     numbers: np.ndarray  # integers
     scales: np.ndarray  # float32
@@ -27,7 +27,7 @@ def rounded_weight(weight: np.ndarray, scales: np.ndarray | None = None) -> Roun
 
 
 def rounded_rows(x: np.ndarray) -> Rounded:
-    """By the reciprocal, which is rounded too."""
+    """Quantises by the reciprocal of the scale, which is rounded too."""
     largest = np.abs(x).max(1)
     inverses = np.where(largest > 0, F32(127) / np.where(largest > 0, largest, F32(1)), F32(0))
     return Rounded(np.rint(x * inverses[:, None]).astype(np.int64), scales_of(x))
@@ -39,7 +39,7 @@ def product(
     bias: np.ndarray | None = None,
     residual: np.ndarray | None = None,
 ) -> np.ndarray:
-    """float32[rows, out_features], every operation rounded as it is written."""
+    """Returns float32[rows, out_features], with every operation rounded in this order."""
     sums = x.numbers @ weight.numbers.T
     out = sums.astype(F32) * (x.scales[:, None] * weight.scales)
     if bias is not None:
@@ -48,8 +48,8 @@ def product(
 
 
 def error_bound(x: Rounded, weight: Rounded) -> np.ndarray:
-    """How far a product may be from that of the matrices that were rounded: each number is off by
-    half a scale, and a little as the reciprocal is rounded."""
+    """Returns the bound of the error from quantising both matrices: each element differs by half a
+    scale, and a little more because the reciprocal is rounded."""
     half = 0.5 * (1 + 1e-4)
     inner = x.numbers.shape[1]
     of_x = half * x.scales[:, None] * np.abs(weight.numbers).sum(1) * weight.scales

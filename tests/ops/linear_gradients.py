@@ -1,4 +1,4 @@
-"""linear_backward_weight, column_sums."""
+"""The ops linear_backward_weight and column_sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""norm_linear, activated_linear: products of rows that are made just before."""
+"""The ops norm_linear and activated_linear: GEMMs whose input rows are computed just before."""
 
 from __future__ import annotations
 

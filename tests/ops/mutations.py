@@ -1,7 +1,7 @@
 """Wrong kernels, made from the right ones: each of them fails its op's test (test_mutations.py).
 
-A row is `WRONG[op][what is wrong] = (shape, change)`: the change makes another `ours` of a case's,
-by changing its output, or the inputs that it takes. An op without a row here, or in
+A row is `WRONG[op][what is wrong] = (shape, change)`: the change returns another `ours` of a case,
+which modifies its output, or the inputs that it takes. An op without a row here, or in
 training_mutations.py, fails test_mutations.py.
 """
 
@@ -27,7 +27,7 @@ Wrong = dict[str, tuple[Any, Change]]
 
 
 def output(change: Callable[[np.ndarray], Any]) -> Change:
-    """`change` writes to the output."""
+    """Returns a change whose `change` modifies the output in place."""
 
     def changed(ours: Ours) -> Ours:
         def wrong(o: Operands, arrays: Arrays, shape: Any) -> np.ndarray:
@@ -41,7 +41,7 @@ def output(change: Callable[[np.ndarray], Any]) -> Change:
 
 
 def inputs(**changes: Callable[[np.ndarray], np.ndarray]) -> Change:
-    """Some inputs are others."""
+    """Returns a change that modifies some inputs."""
 
     def changed(ours: Ours) -> Ours:
         def wrong(o: Operands, arrays: Arrays, shape: Any) -> np.ndarray:
@@ -57,7 +57,8 @@ def inputs(**changes: Callable[[np.ndarray], np.ndarray]) -> Change:
 
 
 def settings(shape: Any) -> Change:
-    """The kernel computes for another shape of inputs of the same sizes."""
+    """Returns a change in which the kernel computes for another shape of inputs of the same
+    sizes."""
     return lambda ours: lambda o, arrays, _: ours(o, arrays, shape)
 
 
@@ -66,7 +67,7 @@ def dropped(array: np.ndarray) -> np.ndarray:
 
 
 def without_last(array: np.ndarray) -> np.ndarray:
-    """The last column does not count."""
+    """Returns the array with zeros in the last column."""
     kept = array.copy()
     kept[..., -1] = 0
     return kept
@@ -95,7 +96,7 @@ def zero_last(out: np.ndarray) -> None:
 
 
 def zero_small(out: np.ndarray) -> None:
-    """The smallest 99 % of each row."""
+    """Sets the smallest 99 % of each row to zero."""
     out[out < np.quantile(out, 0.99, axis=1, keepdims=True)] = 0
 
 
@@ -104,7 +105,7 @@ def repeat_row(out: np.ndarray) -> None:
 
 
 def swap_heads(dim: int) -> Callable[[np.ndarray], None]:
-    """The first two heads."""
+    """Swaps the first two heads."""
 
     def swap(out: np.ndarray) -> None:
         out[:, : 2 * dim] = np.roll(out[:, : 2 * dim], dim, 1)
@@ -117,12 +118,12 @@ def other_searches(groups: np.ndarray) -> np.ndarray:
 
 
 def divide_by_n_less_1(out: np.ndarray) -> None:
-    """The variance of a norm without a bias."""
+    """Turns the result of an RMSNorm into that with the mean over n - 1."""
     out *= ((out.shape[1] - 1) / out.shape[1]) ** 0.5
 
 
 def rows(shape: Any) -> Wrong:
-    """What may go wrong with any matrix."""
+    """Returns mistakes that are possible with any matrix."""
     return {
         "the tail of a row is zero": (shape, output(zero_tail)),
         "the last number is zero": (shape, output(zero_last)),

@@ -1,5 +1,5 @@
-"""layer_norm_backward, rms_norm_backward, rms_norm_heads_backward: dx, and below it the rows of
-dweight and dbias."""
+"""The ops layer_norm_backward, rms_norm_backward, rms_norm_heads_backward: dx, and below it the
+rows of dweight and dbias."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NORMS = [
     Norm(0, 8, accumulate=True),
 ]
 
-# Each way in which a row is held: a warp's, two warps' and more, and none.
+# Each way to hold a row: in the registers of one warp, of two warps and more, and not in registers.
 LARGE_NORMS = (
     Norm(5000, 768),
     Norm(3001, 1024, residual=False),
@@ -62,7 +62,8 @@ def make(rng: np.random.Generator, shape: Norm) -> Arrays:
 
 
 def parameter_gradient(o: Operands, before: np.ndarray, accumulate: bool) -> k.Tensor:
-    """One that is not added to holds NaN, which does not stay."""
+    """Returns a gradient buffer: `before` to accumulate to, otherwise NaN, which must be
+    overwritten."""
     return o.fp32(before.copy() if accumulate else np.full_like(before, np.nan))
 
 

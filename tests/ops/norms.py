@@ -1,4 +1,4 @@
-"""layer_norm, rms_norm, beside an addition, after an embedding and of heads; embed."""
+"""The ops layer_norm and rms_norm, with addition, after an embedding and of heads; embed."""
 
 from __future__ import annotations
 

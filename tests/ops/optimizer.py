@@ -1,4 +1,4 @@
-"""cast, gradient_norm, adam_factors and adam."""
+"""The ops cast, gradient_norm, adam_factors and adam."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ops.case import Arrays, Case, Operands, Tensors, normal
 
 
 class Step(NamedTuple):
-    lengths: tuple[int, ...]  # of the segments
+    lengths: tuple[int, ...]  # lengths of the segments
     step: int = 1
     decoupled: bool = True
     beta1: float = 0.9
@@ -50,10 +50,10 @@ def norm_of(t: Tensors, count: int) -> torch.Tensor:
 
 
 class Factors(NamedTuple):
-    """Of runs of `members` parameters each."""
+    """Runs of `members` parameters each."""
 
     members: tuple[int, ...]
-    steps: tuple[int, ...]  # that the parameters of each run have taken
+    steps: tuple[int, ...]  # the steps that the parameters of each run have taken
     parts: int = 1
     max_norm: float = math.inf
     scaled: bool = False
@@ -80,7 +80,7 @@ def make_factors(rng: np.random.Generator, factors: Factors) -> Arrays:
 
 
 def factors_made(o: Operands, a: Arrays, factors: Factors) -> np.ndarray:
-    """The factors of all runs, the norm, how many steps were skipped, the steps."""
+    """Returns the factors of all runs, the norm, the number of skipped steps, and the steps."""
     runs = len(factors.members)
     out = o.fp32(np.full((runs, 3), np.nan, np.float32))
     norm, skipped = o.fp32(np.float32([np.nan])), o.fp32(np.float32([2]))
@@ -121,7 +121,7 @@ def make_step(rng: np.random.Generator, step: Step) -> Arrays:
 
 
 def stepped(o: Operands, a: Arrays, step: Step) -> np.ndarray:
-    """[3, n]: parameters, exp_avg and exp_avg_sq."""
+    """Returns [3, n]: parameters, exp_avg and exp_avg_sq."""
     gradients = o.fp32(a["gradients"])
     parameters, *state = (o.fp32(a[n].copy()) for n in ("parameters", "exp_avg", "exp_avg_sq"))
     shadow = o.floats(np.full_like(a["parameters"], np.nan)) if step.shadow else None
@@ -149,7 +149,7 @@ def casted(o: Operands, x: np.ndarray) -> np.ndarray:
 
 
 def torch_step(t: Tensors, step: Step) -> torch.Tensor:
-    """The step of torch's optimizer, each segment a group of its own."""
+    """Runs the step of torch's optimizer, with each segment as its own parameter group."""
     parameters, gradients, *state = (
         torch.split(t[name], step.lengths)
         for name in ("parameters", "gradients", "exp_avg", "exp_avg_sq")

@@ -1,4 +1,4 @@
-"""store_kv, paged_attention, copy_pages."""
+"""The ops store_kv, paged_attention and copy_pages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ PAGED = [
     decoding(90, 600, heads=4, kv_heads=2, left=30, right=10),
     prompts(200, 33, heads=4, kv_heads=2, right=k.UNLIMITED, soft_cap=5.0),
     prompts(130, 9, heads=2, kv_heads=1, dim=128, left=40, right=7, biased=True),
-    # Chunks of prompts beside decoding.
+    # Chunks of prompts, and decoding sequences.
     Paged((1, 5, 60, 3), (200, 5, 300, 700), heads=4, kv_heads=2, page_size=8),
     Paged((33, 8, 1, 2), (800, 520, 1, 1027), heads=2, kv_heads=1, dim=20, left=89, biased=True),
 ]
@@ -93,9 +93,9 @@ def make_paged(rng: np.random.Generator, shape: Paged) -> Arrays:
 
 
 class Cache:
-    """Pages in no order, with NaN wherever no position has been stored."""
+    """Pages in random order, with NaN at positions that were not stored."""
 
-    scales = (1.0, 1.0)  # of keys and of values, in float8
+    scales = (1.0, 1.0)  # of keys and of values, for float8
 
     def __init__(self, o: Operands, a: Arrays, shape: Paged, seed: int = 1) -> None:
         self.o, self.shape = o, shape
@@ -116,7 +116,7 @@ class Cache:
         self.read(self.table)
 
     def read(self, table: np.ndarray) -> None:
-        """From now on the pages of this table."""
+        """Uses the pages of this table from now on."""
         self.table = table
         self.batch = k.PagedBatch(
             self.o.sequences(self.shape.added),
@@ -156,7 +156,7 @@ class Cache:
         )
 
     def new_rows(self) -> np.ndarray:
-        """k | v of the new positions, as the cache holds them."""
+        """Returns k | v of the new positions, as the cache holds them."""
         planes = [self.o.place.numpy(plane) for plane in (self.keys, self.values)]
         rows = [
             [plane[self.at(sequence, position)].reshape(-1) for plane in planes]
@@ -183,7 +183,7 @@ def attended(o: Operands, a: Arrays, shape: Paged) -> np.ndarray:
 
 
 def sequences(t: Tensors, shape: Paged) -> Iterator[tuple[torch.Tensor, ...]]:
-    """q [heads, new, dim], k and v [heads, context, dim] of each sequence."""
+    """Yields q [heads, new, dim], k and v [heads, context, dim] of each sequence."""
     group = shape.heads // shape.kv_heads
     for qkv, past in zip(
         torch.split(t["qkv"], list(shape.added)), torch.split(t["past"], shape.past), strict=True
@@ -227,7 +227,8 @@ def make_copies(rng: np.random.Generator, shape: Copies) -> Arrays:
     order = rng.permutation(pages)
     return {
         "cache": normal(rng, shape.planes, pages, shape.heads, shape.elements),
-        "from": order[rng.integers(0, max(pages - count, 1), count)],  # a source may serve twice
+        # A source may be copied twice.
+        "from": order[rng.integers(0, max(pages - count, 1), count)],
         "to": order[pages - count :],
     }
 

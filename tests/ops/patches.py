@@ -1,4 +1,4 @@
-"""cut_patches."""
+"""The op cut_patches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGES = [
     (((32, 48),), 3, 16, 1),
     (((43, 44), (14, 14), (28, 56)), 3, 14, 2),
     (((5, 9), (7, 3)), 2, 3, 1),
-    (((20, 3),), 3, 4, 1),  # narrower than a patch: leading rows alone
+    (((20, 3),), 3, 4, 1),  # smaller than a patch: only the leading row
     (((224, 224), (160, 400)), 3, 32, 0),
 ]
 
@@ -25,7 +25,7 @@ def patches_of(height: int, width: int, shape: tuple) -> int:
 
 
 def table(shape: tuple) -> np.ndarray:
-    """int64[images, 4]: row, pixel, height, width."""
+    """Returns int64[images, 4]: row, pixel, height, width."""
     rows, pixels = [0], [0]
     for height, width in shape[0]:
         rows.append(rows[-1] + shape[3] + patches_of(height, width, shape))
@@ -41,7 +41,7 @@ def make(rng: np.random.Generator, shape: tuple) -> Arrays:
 
 
 def cut(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
-    """The rows, each with the largest number of its image behind it."""
+    """Returns the rows, each followed by the largest value of its image."""
     sizes, channels, size, leading = shape
     lengths = [leading + patches_of(*each, shape) for each in sizes]
     cols = (channels * size * size + 7) // 8 * 8

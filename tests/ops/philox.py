@@ -1,4 +1,4 @@
-"""Philox4x32-10 and the mask of dropout, by the words of the paper and of csrc/core/dropout.h."""
+"""Philox4x32-10 and the dropout mask, in the terms of the paper and of csrc/core/dropout.h."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ LOW = np.uint64(0xFFFFFFFF)
 
 
 def halves(number: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """The low and the high 32 bits of int64 or uint64, as uint64."""
+    """Returns the low and the high 32 bits of int64 or uint64, as uint64."""
     words = np.asarray(number).astype(np.uint64)
     return words & LOW, words >> np.uint64(32)
 
 
 def philox(key: ArrayLike, counter: tuple[ArrayLike, ...]) -> Words:
-    """Four words of 32 bits, as uint64, for every key and counter (four words of it)."""
+    """Returns four words of 32 bits, as uint64, for every key and counter (four words of it)."""
     x = [np.asarray(word, np.uint64) for word in counter]
     keys = list(halves(key))
     for _ in range(10):
@@ -33,7 +33,8 @@ def philox(key: ArrayLike, counter: tuple[ArrayLike, ...]) -> Words:
 def dropout_factors(
     rows: ArrayLike, columns: ArrayLike, probability: float, seed: int, offset: int
 ) -> np.ndarray:
-    """float64[rows, columns], 0 or 1 / (1 - probability): of these rows and columns of a matrix."""
+    """Returns float64[rows, columns], 0 or 1 / (1 - probability), for these rows and columns of a
+    matrix."""
     row, column = np.asarray(rows)[:, None], np.asarray(columns)
     words = np.stack(philox(seed, (column // 8, row, *halves(np.int64(offset)))))
     words = words.reshape(4, row.size, column.size)

@@ -1,4 +1,4 @@
-"""pool_backward."""
+"""The op pool_backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.ops.rows import POOLINGS, pools
 
 def gradient(t: Tensors, shape: tuple) -> torch.Tensor:
     x = t["x"].clone().requires_grad_()
-    # max(0) gives the gradient to the first of equals, amax a part to each.
+    # max(0) gives the gradient to the first of equal values, amax splits it between them.
     pooled = {**POOLINGS, "max": lambda x: x.max(0).values}[shape[2]]
     out = torch.stack([pooled(rows) for rows in torch.split(x, list(shape[0]))])
     out.backward(t["dy"])

@@ -1,4 +1,4 @@
-"""rotary."""
+"""The op rotary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pool, softmax, l2_normalize, top_k, gather_rows."""
+"""The ops pool, softmax, l2_normalize, top_k and gather_rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def largest(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
 
 
 def in_order(t: Tensors, shape: tuple) -> torch.Tensor:
-    """values | indices, ties by lower index"""
+    """Returns values | indices; ties by lower index."""
     values, indices = t["x"].sort(dim=-1, descending=True, stable=True)
     return torch.cat([values[:, : shape[2]], indices[:, : shape[2]].to(values.dtype)], 1)
 

@@ -1,5 +1,5 @@
-"""penalize, bias_logits, sample, log_sum_exp, gather_columns, rank_columns. What is drawn is
-test_sampling.py's; here a row is drawn from greedily, which has one answer."""
+"""The ops penalize, bias_logits, sample, log_sum_exp, gather_columns and rank_columns. Random
+sampling is tested in test_sampling.py; here sampling is greedy, which has one answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDE = ((7, 128256), (64, 50257))
 
 
 def seen(rng: np.random.Generator, shape: tuple) -> Arrays:
-    """Tokens of each row, some rows with none and one with all."""
+    """Returns the tokens of each row, with one row of all tokens and some without any."""
     rows, vocab = shape
     amounts = np.minimum(rng.integers(0, 40, rows), vocab)
     amounts[:1] = vocab
@@ -49,7 +49,7 @@ def penalize(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
 
 
 def places(rng: np.random.Generator, shape: tuple) -> Arrays:
-    """Distinct elements of the matrix, and what is added to them."""
+    """Returns distinct elements of the matrix, and the values to add to them."""
     rows, vocab = shape
     flat = rng.permutation(rows * vocab)[: rows * vocab // 3]
     return {
@@ -68,7 +68,8 @@ def bias(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
 
 
 def settings(o: Operands, rows: int, **given) -> list[k.Tensor]:
-    """Arguments of `sample` behind the logits; each given is a number or one for each row."""
+    """Returns the arguments of `sample` after the logits; each is given as a scalar or as one value
+    per row."""
     usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
     types = {"top_k": np.int32, "seeds": np.int64, "steps": np.int64}
     values = {**usual, "seeds": 0, "steps": 0, **given}
@@ -104,7 +105,7 @@ def rank(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
 
 
 def ranked(t: Tensors, shape: tuple) -> torch.Tensor:
-    """The place of each row's column in the row, sorted."""
+    """Returns the rank of each row's column in the sorted row, from 1."""
     order = t["x"].argsort(dim=-1, descending=True, stable=True)
     return (order == t["columns"][:, None]).nonzero()[:, 1] + 1
 
@@ -151,7 +152,7 @@ CASES = {
     ),
     "rank_columns": Case(
         MATRICES,
-        lambda rng, s: {  # few distinct numbers, so that there are ties
+        lambda rng, s: {  # few distinct values, so that there are ties
             "x": rng.integers(-9, 9, s).astype(np.float32),
             "columns": rng.integers(0, s[1], s[0]),
         },

@@ -1,4 +1,4 @@
-"""embed_backward."""
+"""The op embed_backward."""
 
 from __future__ import annotations
 

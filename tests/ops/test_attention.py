@@ -1,5 +1,5 @@
-"""What attention promises beyond its reference: the log-sum-exp, one mask everywhere, beams over
-one source, and an error for what no kernel of the target does."""
+"""Guarantees of attention beyond its reference: the log-sum-exp, the same mask in all kernels,
+beams over one source, and an error for what no kernel of the target supports."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_log_sum_exp_of_packed_attention(shape: Attention, place: Placement)
     place.stream.synchronize()
     got = k.download(sums, place.stream).numpy()
     expect_equal(got, lambda t: log_sum_exps(t, shape), arrays, place)
-    # Asking for it changes nothing else but the order of a sum.
+    # Requesting it changes the other results on a GPU only, by the order of a sum.
     if not on_gpu(place):
         np.testing.assert_array_equal(o.read(out), attended(o, arrays, shape))
 
@@ -109,7 +109,8 @@ def packed_mask(shape: Attention) -> dict:
 
 @pytest.mark.parametrize("dim", [64, 80, 128])
 def test_beams_see_all_of_one_source_in_pages(dim: int, place: Placement):
-    """Beams are new tokens of the source's sequence, which may be shorter than there are beams."""
+    """The beams are new tokens of the source's sequence, which may be shorter than the number of
+    beams."""
     beams, sources, heads = 5, (70, 3, 1, 33), 4
     rng = np.random.default_rng(4)
     packed = Attention((beams,) * len(sources), heads, dim, 2, key_lengths=sources)
@@ -197,7 +198,7 @@ def batch_of(*lengths: int) -> k.SequenceBatch:
     ids=str,
 )
 def test_a_specification_that_makes_no_sense_is_refused(options: dict, message: str):
-    """Of two sequences, the second of which has 4 queries and 1 key."""
+    """The batch has two sequences, the second of which has 4 queries and 1 key."""
     q, kv, out = dense(6, 32), dense(4, 32), dense(6, 32)
     spec = k.AttentionSpec(**{"heads": 2, "scale": 1.0, **options})
     with pytest.raises(k.Error, match=message):

@@ -1,5 +1,5 @@
-"""What the backward pass of attention promises beyond its reference: the same bits at any time and
-on any number of threads, nothing from one sequence to another, and errors by name."""
+"""Guarantees of attention's backward pass beyond its reference: bitwise equal results in every run
+and on any number of threads, no influence between sequences, and errors by name."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_bits_do_not_depend_on_threads_or_on_the_run(shape: Attention, place: Pl
         k.set_num_threads(before)
 
 
-# Around the tiles of a GPU's kernels, and what these do in ways of their own. On Hopper those of
-# head_dim 64 and 128 have kernels by wgmma where rows are aligned ("dense", "strided"), and those
-# of all GPUs where they are not ("unaligned").
+# Lengths around the tiles of a GPU's kernels, and features with separate code paths. On Hopper,
+# head_dim 64 and 128 have wgmma kernels for aligned rows ("dense", "strided"); unaligned rows use
+# the kernels of all GPUs ("unaligned").
 AROUND_TILES = (1, 63, 64, 65, 127, 128, 129, 500)
 GPU_SHAPES = [
     Attention(AROUND_TILES, 2, 64, **CAUSAL),
@@ -71,7 +71,7 @@ GPU_SHAPES = [
     Attention((2, 3) * 40, 2, 64),
     Attention((64, 129), 2, 96, soft_cap=3.0, dropout=0.1),
 ]
-# Distances within a table and far beyond its ends, in tiles that meet both.
+# Distances within a table and far beyond its ends, in tiles that contain both.
 BIASED = [
     Attention((1, 31, 32, 33, 65), 3, 64, biased=True),
     Attention((700, 5), 2, 64, biased=True, **CAUSAL),
@@ -105,7 +105,7 @@ def test_bits_on_a_gpu_do_not_depend_on_the_run(shape: Attention, place: Placeme
 def test_gradients_on_a_gpu_are_the_same_where_that_of_the_bias_is_not_wanted(
     shape: Attention, place: Placement
 ):
-    """Kernels of tensor cores compute them then."""
+    """Tensor core kernels compute them in that case."""
     arrays = make_gradients(np.random.default_rng(1), shape)
     work = Backward(Operands(place, "dense"), arrays, shape)
     *wanted, _ = work.results()
@@ -116,7 +116,8 @@ def test_gradients_on_a_gpu_are_the_same_where_that_of_the_bias_is_not_wanted(
 
 @ON_EVERY_PLACE
 def test_gradients_of_a_sequence_are_its_own(place: Placement):
-    """Alone it has the same ones, and one full of NaN leaves its neighbours as they were."""
+    """A sequence alone has the same gradients, and a sequence of NaN does not change its
+    neighbours'."""
     shape = Attention((17, 140, 64, 1), 2, 64)
     arrays = make_gradients(np.random.default_rng(2), shape)
     o, rows = Operands(place, "dense"), np.s_[17:157]

@@ -35,7 +35,7 @@ def test_attention_drops_the_weights_of_the_mask(shape: Attention, place: Placem
 @pytest.mark.parametrize("dim", [200, 256])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_wide_heads_keep_their_precision(dim: int, dropout: float, place: Placement):
-    """Scores are sums of as many products as a head is wide."""
+    """A score is a sum over the elements of a head."""
     check(CASES["attention"], Attention((40, 3), 2, dim, dropout=dropout), place)
 
 
@@ -78,7 +78,8 @@ def test_as_many_are_kept_as_the_probability_says(probability: float):
     kept = kept_weights(Attention((1,), 16, 1, dropout=probability), 1000, 100, 600) > 0
     deviation = (probability * (1 - probability) / kept.size) ** 0.5
     assert abs(kept.mean() - (1 - probability)) < 4 * deviation
-    # of every head, of every query and of every key by itself: the largest of so many, by chance
+    # The means of each head, each query and each key: the bound holds for the maximum of all of
+    # them.
     for axes in ((1, 2), (0, 2), (0, 1)):
         means = kept.mean(axes)
         allowed = 5 * (probability * (1 - probability) * means.size / kept.size) ** 0.5

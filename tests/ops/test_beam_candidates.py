@@ -1,4 +1,4 @@
-"""The candidates of beam search are those that a sort of all scores gives, in a total order."""
+"""The candidates of beam search are those of sorting all scores, in a total order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def logits_of(rng: np.random.Generator, rows: int, vocab: int, place: Placement)
 
 
 def expect_best(got: Candidates, logits: NDArray, beam_scores: NDArray, groups: Groups) -> None:
-    """Equal up to the rounding of scores, which decides about near ones."""
+    """Asserts equality up to the rounding of scores, which may swap nearly equal ones."""
     wanted = oracle(logits.astype(np.float64), beam_scores.astype(np.float64), groups)
     log_probs = logits if groups.normalized else log_softmax(logits.astype(np.float64))
     begins = np.cumsum([0, *groups.beams])
@@ -75,7 +75,7 @@ def test_candidates_are_the_best_of_all_scores(beams, vocab, count, normalized, 
 
 @pytest.mark.parametrize(("beams", "vocab", "count"), SIZES)
 def test_equal_scores_go_to_the_lower_beam_and_token(beams, vocab, count, place: Placement):
-    """Normalized rows of few different numbers: fp32 adds them exactly, so all of it is equal."""
+    """Normalized rows have few distinct values, which fp32 adds exactly, so results are equal."""
     rng = np.random.default_rng(vocab)
     for levels in (1, 2, 40):
         logits = rng.integers(0, levels, (beams, vocab)).astype(np.float32)
@@ -89,10 +89,10 @@ def test_equal_scores_go_to_the_lower_beam_and_token(beams, vocab, count, place:
 
 @pytest.mark.parametrize("normalized", [False, True])
 def test_equal_rows_tie_token_by_token(normalized: bool, place: Placement):
-    """The same row in every beam, at the same score: beams take turns in a token's place."""
+    """Every beam has the same row and score: the beams alternate at each token's rank."""
     row = np.random.default_rng(1).permutation(2000).astype(np.float32) / 256
     logits = rounded(np.tile(row, (5, 1)), place.dtype)
-    logits[:, logits[0].argmax()] += 1  # of which 16 bits round some to the same
+    logits[:, logits[0].argmax()] += 1  # 16 bits round some of these to equal values
     groups = Groups((5,), 2000, (5,), normalized)
     got = candidates(Operands(place, "strided"), logits, np.full(5, -2, np.float32), groups)
     assert got.beams[0].tolist() == [0, 1, 2, 3, 4]
@@ -102,7 +102,7 @@ def test_equal_rows_tie_token_by_token(normalized: bool, place: Placement):
 
 @pytest.mark.parametrize("rising", [True, False])
 def test_the_worst_order_for_a_search_is_as_good_as_any(rising: bool, place: Placement):
-    """Each element is better than all before it, by less than the next strip of columns."""
+    """Each element is larger than all before it, by less than the next strip of columns."""
     vocab = 30000 if place.dtype == "float32" else 1800
     row = np.arange(vocab, dtype=np.float32)[:: 1 if rising else -1]
     logits = rounded(np.stack([row / 8, row / 8 + 0.0625]), place.dtype)
@@ -232,7 +232,7 @@ def test_any_groups_equal_the_sort(place, beams, vocab, eos, levels, forbidden, 
 
 
 def test_rows_normalized_beforehand_give_the_same_candidates(place: Placement):
-    """As processors of log-probabilities need it: in fp32, whatever the logits are in."""
+    """Processors of log-probabilities need normalized rows: in fp32, whatever the logits' dtype."""
     rng, groups = np.random.default_rng(10), Groups((4,), 9000, (8,))
     o, logits = Operands(place, "dense"), logits_of(rng, 4, 9000, place)
     at_once = candidates(o, logits, np.zeros(4, np.float32), groups)

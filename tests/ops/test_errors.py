@@ -1,4 +1,4 @@
-"""A wrong argument is refused before a kernel runs, and the message says what was wanted."""
+"""A wrong argument is rejected before a kernel runs, and the message says what was wanted."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_torch_waits_for_what_fills_a_tensor(place: Placement, own_stream: bool)
     out = place.floats(np.zeros_like(ones))
     consumer = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
     place.stream.synchronize()
-    for _ in range(20):  # milliseconds of work before the one that counts
+    for _ in range(20):  # milliseconds of work before the launch under test
         k.linear(other, x, weight, "none", place.stream)
     k.linear(out, x, weight, "none", place.stream)
     with torch.cuda.stream(consumer):

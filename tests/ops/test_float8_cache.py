@@ -1,5 +1,5 @@
-"""A cache in float8 e4m3 on GPUs: numbers become the codes that torch rounds them to, and attention
-is that over the numbers that the codes stand for."""
+"""A float8 e4m3 cache on GPUs: values get the codes of torch's rounding, and attention uses the
+values of the codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tolerance import Allowed, allowed_error
 
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 SCALES = [(1.0, 1.0), (0.037, 2.5)]
-FP32 = ("positions", "bias", "cos", "sin")  # as they are in every precision
+FP32 = ("positions", "bias", "cos", "sin")  # fp32 in every precision
 
 
 def inputs(shape: Paged, place: Placement, seed: int = 0) -> dict[str, np.ndarray]:
@@ -30,7 +30,7 @@ def inputs(shape: Paged, place: Placement, seed: int = 0) -> dict[str, np.ndarra
 
 
 def allowed(arrays, shape: Paged, place: Placement, scales: tuple[float, float]) -> Allowed:
-    """Of the attention over what codes stand for: what torch's may be off in 16 bits."""
+    """Returns the allowed error of attention over the codes' values: that of torch in 16 bits."""
     seen = rounded_to_float8(arrays, shape, scales)
 
     def reference(dtype: torch.dtype) -> np.ndarray:
@@ -64,7 +64,8 @@ def test_every_number_is_stored_as_torch_rounds_it(dim: int, scale: float, place
     qkv = np.concatenate([np.zeros((rows, dim), np.float32), *k_v[::1]], axis=1)
     arrays = {**inputs(shape, place), "qkv": qkv}
     cache = Float8Cache(Operands(place, "dense"), arrays, shape, (scale, 1.0))
-    cache.store(place.floats(np.nan_to_num(qkv, nan=0.0, posinf=1.0, neginf=1.0)))  # checks range
+    # Finite values first, through the check of their range in `floats`.
+    cache.store(place.floats(np.nan_to_num(qkv, nan=0.0, posinf=1.0, neginf=1.0)))
     cache.store(_as_they_are(qkv, place))
     got = cache.new_rows()
     wanted = np.concatenate([codes(k_v[0], scale), codes(k_v[1], 1.0)], axis=1)
@@ -74,7 +75,7 @@ def test_every_number_is_stored_as_torch_rounds_it(dim: int, scale: float, place
 
 
 def _as_they_are(array: np.ndarray, place: Placement) -> k.Tensor:
-    """Infinities and NaN too, which a placement refuses in weights."""
+    """Returns a tensor that may have infinities and NaN, which a placement rejects in weights."""
     tensor = torch.from_numpy(array).to(place.device, TORCH_DTYPES[place.dtype])
     found = place.empty(*array.shape)
     torch.from_dlpack(found).copy_(tensor)
@@ -108,7 +109,8 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
     step = Step(Operands(place, "dense"), arrays, shape, Float8Cache)
     before = place.numpy(step.qkv).copy()
     step.at_once()
-    np.testing.assert_array_equal(place.numpy(step.qkv), before)  # three rotate it in place
+    # Separate kernels rotate it in place.
+    np.testing.assert_array_equal(place.numpy(step.qkv), before)
 
 
 @ON_GPUS
@@ -127,7 +129,7 @@ def test_a_broken_sequence_does_not_break_its_neighbours(dim: int, place: Placem
 
 @ON_GPUS
 def test_a_scale_forgotten_is_found(place: Placement):
-    """The bounds above are narrow enough."""
+    """The allowed error is small enough to detect a wrong scale."""
     shape = decoding(300, 40, heads=4, kv_heads=2, dim=128)
     arrays, o = inputs(shape, place), Operands(place, "dense")
     bound = allowed(arrays, shape, place, (0.5, 2.0))

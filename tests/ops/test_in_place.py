@@ -1,4 +1,4 @@
-"""Where ops.def allows the output to be an input, the answer is the same."""
+"""Where ops.def allows the output to be an input, the result is the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_residual_may_be_the_output(layout: str, place: Placement):
         k.linear_add(apart, x, linear, o.rows(residual), place.stream)
         k.linear_add(together, x, linear, together, place.stream)
         got, wanted = o.read(together), o.read(apart)
-        # cuBLASLt's kernels for this case round once more, before they add the residual.
+        # cuBLASLt's kernels round once more in this case, before they add the residual.
         largest = float(np.abs(wanted).max() + np.abs(residual).max())
         once_more = ulp(largest, place.dtype) if place.dtype != "float32" else 0.0
         assert np.abs(got - wanted).max() <= once_more

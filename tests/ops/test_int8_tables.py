@@ -1,4 +1,4 @@
-"""Rows of int8 tables are exactly the numbers that these stand for, on every instruction set."""
+"""Rows of int8 tables are exactly the dequantised values, on every instruction set."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.ops import int8
 from tests.ops.case import Operands, normal
 from tests.places import CPU, CPU_TARGETS, CPU_TARGETS_OF_PRODUCTS, Where, at
 
-VOCABULARY, TOKENS = 70, 41  # beside a panel's rows
+VOCABULARY, TOKENS = 70, 41  # a vocabulary slightly larger than a panel's rows
 HIDDEN = (1, 3, 4, 17, 33, 384, 770)
 EVERY_TARGET = pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
 
 
 def table(rng: np.random.Generator, hidden: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows of any magnitude, one of them of zeros, and what stands for them in int8."""
+    """Returns rows of any magnitude, one of them of zeros, and their dequantised int8 values."""
     weight = normal(rng, VOCABULARY, hidden) * np.exp(3 * normal(rng, VOCABULARY, 1))
     weight[5] = 0
     rounded = int8.rounded_weight(weight)
@@ -80,7 +80,7 @@ def test_a_weight_with_another_bias_is_the_same_weight(place: Placement):
     weight, bias, x = normal(rng, 70, 45), normal(rng, 70), normal(rng, 5, 45)
     bare = packed(place, weight)
     biased = bare.with_bias(place.floats(bias), place.stream)
-    assert biased.nbytes == 4 * 70  # the bias alone
+    assert biased.nbytes == 4 * 70  # the bias only
     rounded = int8.rounded_rows(x), int8.rounded_weight(weight)
     for linear, *more in ((biased, bias), (bare,)):
         got = o.result(k.linear, (5, 70), o.rows(x), linear, "none")

@@ -1,4 +1,4 @@
-"""A weight as it is packed: stored the other way round, and packed anew."""
+"""Packed weights: transposed storage, and packing again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.ops.case import Operands, normal
 from tests.places import CPU, CPU_TARGETS, GPU, TORCH_DTYPES, as_torch, rounded, settle
 from tests.tolerance import Allowed, allowed_error
 
-# (out_features, in_features): within a panel and beyond it, neither a multiple of a register
+# (out_features, in_features): within and beyond a panel, not multiples of a register.
 SHAPES = [(1, 1), (33, 17), (64, 48), (97, 100), (770, 31)]
 
 
@@ -64,14 +64,14 @@ def test_packing_anew_wants_what_was_packed(place: Placement):
             linear.refresh(*numbers, place.stream)
 
 
-# Of a GPU, which reads a weight as it lies: widths that vectors like and such that they do not.
+# For a GPU, which reads weights unpacked: widths that are multiples of a vector and others.
 GPU_SHAPES = [*SHAPES, (768, 3072), (2304, 768), (513, 1000), (1000, 513)]
 
 
 def sums_of_products(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray, place: Placement
 ) -> Allowed:
-    """x weight + bias as the place may compute it, of numbers that its type holds."""
+    """Returns x weight + bias as the place may compute it, for values that its type represents."""
 
     def reference(dtype: torch.dtype) -> np.ndarray:
         a, b, c = (torch.from_numpy(n).to(place.device, dtype) for n in (x, weight, bias))
@@ -82,7 +82,8 @@ def sums_of_products(
 
 
 @pytest.mark.parametrize("rows", [1, 5, 300])
-@pytest.mark.parametrize("first", [0, 32])  # a line's beginning; a copy where it is not even 32
+# Bytes after the beginning of a cache line; a weight aligned to less than 32 bytes is copied.
+@pytest.mark.parametrize("first", [0, 32])
 @pytest.mark.parametrize("place", GPU, indirect=True)
 def test_a_gpu_reads_a_transposed_weight_as_it_lies(first: int, rows: int, place: Placement):
     for out, inner in GPU_SHAPES:

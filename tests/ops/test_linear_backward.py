@@ -1,4 +1,4 @@
-"""The gradient of a weight on a GPU: sums and result are fp32, whatever the type of the input."""
+"""The gradient of a weight on a GPU: sums and result are fp32, whatever the input's dtype."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASE = CASES["linear_backward_weight"]
 @pytest.mark.parametrize("shape", [*WEIGHTS, *GPU_WEIGHTS], ids=str)
 def test_sums_are_made_and_kept_in_fp32(shape: tuple, place: Placement):
     rows = shape[0]
-    arrays = inputs(CASE, shape, place.dtype)  # `before`, too, is of numbers that the type holds
+    arrays = inputs(CASE, shape, place.dtype)  # `before`, too, has values of this type
     exact = CASE.reference(tensors(arrays, torch.float64, place.device), shape)
     truth = exact.double().cpu().numpy()
     if place.dtype == "float32":

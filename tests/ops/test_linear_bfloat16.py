@@ -1,4 +1,4 @@
-"""Products with weights packed in bfloat16, on every instruction set of this machine's CPU."""
+"""GEMMs with weights packed in bfloat16, on every instruction set of this machine's CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ops.case import LAYOUTS, Operands, normal
 from tests.places import CPU_TARGETS, CPU_TARGETS_OF_PRODUCTS, Where, at, rounded
 from tests.tolerance import Allowed, allowed_error
 
-# (tokens, in_features, out_features): k odd, within a chain of sums and beyond it
+# (tokens, in_features, out_features): k odd, within a chain of sums and beyond it.
 SHAPES = [(1, 1, 1), (5, 3, 31), (15, 33, 33), (16, 768, 65), (70, 770, 97), (113, 769, 100)]
 
 
@@ -32,12 +32,13 @@ def product(o: Operands, x: np.ndarray, linear: k.Linear) -> np.ndarray:
 
 
 def as_multiplied(x: np.ndarray) -> np.ndarray:
-    """x as the target in force multiplies it: AVX512_BF16 takes it in bfloat16."""
+    """Returns x as the current target multiplies it: AVX512_BF16 rounds it to bfloat16."""
     return rounded(x, "bfloat16") if k.cpu_target() == "avx512_bf16" else x
 
 
 def allowed(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, residual: np.ndarray) -> Allowed:
-    """The products of these operands are summed in fp32: what a product in fp32 may be off."""
+    """Products of these operands are accumulated in fp32: returns the allowed error of an fp32
+    GEMM."""
 
     def of(dtype: torch.dtype) -> np.ndarray:
         x_, w, b, r = (torch.from_numpy(a).to(dtype) for a in (x, weight, bias, residual))
@@ -141,7 +142,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(
 def test_what_is_not_finite_stays_so_in_its_row_or_column(place: Placement):
     o, (x, weight, _, _) = Operands(place, "dense"), operands((16, 33, 40))
     x[3, 32], x[7, 1], weight[9, 5], weight[11, 32] = np.nan, np.inf, np.nan, -np.inf
-    # Of such a NaN the upper half alone is the pattern of an infinity.
+    # The upper half of this NaN has the bits of an infinity.
     weight[20, 0] = np.array([0x7F800001], np.uint32).view(np.float32)[0]
     got = product(o, x, packed(place, weight))
     with np.errstate(invalid="ignore"):

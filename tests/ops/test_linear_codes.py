@@ -1,5 +1,5 @@
-"""What products with weights of 8 bits, float8_e4m3, by row and in blocks, and int8, have in common
-on GPUs: rows are quantised as they are made, and what is stored is multiplied as it is."""
+"""What GEMMs with 8-bit weights (float8_e4m3 by row and in blocks, int8) have in common on GPUs:
+rows are quantised when they are written, and stored codes are multiplied unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.places import GPU_FP32, GPU_HALVES, rounded
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 STORED = pytest.mark.parametrize("stored", ["float8_e4m3", "float8_e4m3_blocks", "int8"])
 BY_ROW = pytest.mark.parametrize("stored", ["float8_e4m3", "int8"])
-# Of a warp's row, of a block's, of none; no multiple of a vector.
+# Widths whose rows a warp holds, a block holds, and neither; some are not multiples of a vector.
 WIDTHS = [8, 40, 300, 513, 770, 1024, 2056, 4104, 8200, 16400]
 
 
@@ -43,7 +43,7 @@ def product(o: Operands, x: np.ndarray, linear: k.Linear, activation: str = "non
 def operands(place: Placement, m: int, inner: int, out: int) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     found = [normal(rng, m, inner), normal(rng, out, inner), normal(rng, out)]
-    found[0] *= np.exp(normal(rng, m, 1))  # rows of different sizes
+    found[0] *= np.exp(normal(rng, m, 1))  # rows of different magnitudes
     return [rounded(each, place.dtype) for each in found]
 
 
@@ -53,7 +53,7 @@ def operands(place: Placement, m: int, inner: int, out: int) -> list[np.ndarray]
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_norm_quantises_what_it_writes(width, centered, layout, stored, place: Placement):
-    """The same bits as by two ops, where registers hold a row and where they do not."""
+    """The result is bitwise equal to that of two ops, whether registers hold a row or not."""
     rng, o = np.random.default_rng(width), Operands(place, layout)
     x = rounded(normal(rng, 9, width) * np.exp(normal(rng, 9, 1)), place.dtype)
     x[3, 0] = np.nan
@@ -118,8 +118,8 @@ def test_what_is_no_number_stays_in_its_row(stored: str, place: Placement):
 @ON_GPUS
 @pytest.mark.parametrize("inner", [16, 45, 770])
 def test_codes_may_be_given_themselves(inner: int, stored: str, place: Placement):
-    """Of the host and of the device, with a bias and without: the same bits as of the weight that
-    they were made of."""
+    """Codes in host or device memory, with and without a bias, give bitwise the results of the
+    weight that they were quantised from."""
     rng, o, n = np.random.default_rng(inner), Operands(place, "dense"), 72
     codes = rng.integers(0, 256, (n, inner)).astype(np.uint8)
     if stored == "int8":

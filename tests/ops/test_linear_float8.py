@@ -1,5 +1,5 @@
-"""Products with float8_e4m3 weights on GPUs that have them: rows and channels as torch rounds them,
-sums as fp64 has them."""
+"""GEMMs with float8_e4m3 weights on GPUs that support them: rows and channels are rounded as by
+torch, sums are compared with fp64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.places import CPU, GPU_HALVES, TORCH_DTYPES, rounded
 from tests.tolerance import Allowed, allowed_error, float8_sums
 
 FLOAT8_GPU = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
-# (tokens, in_features, out_features): one row to many, k and n that nothing divides and that all do
+# (tokens, in_features, out_features): one row to many; k and n that no tile divides and that all
+# divide.
 SHAPES = [
     (1, 768, 768),
     (1, 4096, 1000),
@@ -31,7 +32,7 @@ SHAPES = [
     (1000, 3072, 768),
     (1500, 1000, 776),
 ]
-# Of a warp's row, of a block's, of none; no multiple of a vector.
+# Widths whose rows a warp holds, a block holds, and neither; some are not multiples of a vector.
 WIDTHS = [8, 40, 300, 513, 770, 1024, 2056, 4104, 8200, 16400]
 
 
@@ -53,15 +54,15 @@ def product(o: Operands, x: np.ndarray, linear: k.Linear, activation: str = "non
 def operands(place: Placement, shape: tuple[int, int, int]) -> list[np.ndarray]:
     rng, (m, inner, out) = np.random.default_rng(0), shape
     found = [normal(rng, m, inner), normal(rng, out, inner), normal(rng, out), normal(rng, m, out)]
-    found[0] *= np.exp(normal(rng, m, 1))  # rows of different sizes
+    found[0] *= np.exp(normal(rng, m, 1))  # rows of different magnitudes
     return [rounded(each, place.dtype) for each in found]
 
 
 def allowed(
     place: Placement, truth: np.ndarray, once: torch.Tensor, sums: np.ndarray, terms: int
 ) -> Allowed:
-    """`once`: the result in fp32, which is then rounded to the element type; `sums`: without bias,
-    activation and residual."""
+    """Returns the allowed error. `once`: the result in fp32, which is then rounded to the element
+    type; `sums`: without bias, activation and residual."""
     usual = once.to(TORCH_DTYPES[place.dtype]).double().numpy()
     single = allowed_error(truth, usual, place.dtype, terms)
     return single.plus(*float8_sums(sums))
@@ -70,11 +71,11 @@ def allowed(
 @FLOAT8_GPU
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_are_rounded_as_torch_rounds_them(place: Placement, width: int):
-    """Seen through a product with the identity, whose ones are 448 of 448ths: of a number of three
-    bits 16-bit results show each bit."""
+    """Observed through a GEMM with the identity, whose ones have code 448 and scale 1/448: a 16-bit
+    result shows every bit of a value with three mantissa bits."""
     rng = np.random.default_rng(width)
     x = rounded(normal(rng, 5, width) * np.exp2(rng.integers(-4, 5, (5, 1))), place.dtype)
-    x[1] *= np.exp2(rng.integers(-9, 1, width))  # down to e4m3's smallest
+    x[1] *= np.exp2(rng.integers(-9, 1, width))  # down to the smallest value of e4m3
     x[2] = np.round(x[2] * 4) / 4  # with ties
     x = rounded(x.astype(np.float32), place.dtype)
     got = product(Operands(place, "dense"), x, linear_of(place, np.eye(width, dtype=np.float32)))
@@ -128,7 +129,7 @@ def test_a_product_is_that_of_rounded_rows(shape: tuple, place: Placement, layou
 @FLOAT8_GPU
 @pytest.mark.parametrize("shape", [(1, 4096, 256), (17, 770, 96), (300, 1024, 768)])
 def test_a_given_scale_is_that_of_all_rows(shape: tuple, place: Placement):
-    """What it does not reach becomes the largest number; in norms and activations too."""
+    """Larger values saturate; norms and activations use the scale too."""
     o, (x, weight, bias, _) = Operands(place, "dense"), operands(place, shape)
     scale = float(np.float32(np.abs(x).max() / 2 / 448))
     codes, scales = rounded_rows(weight)
@@ -194,7 +195,8 @@ def test_weights_come_from_the_host_and_the_device_alike_with_scales_given_or_no
         place.exact(scales, np.float32),
     )  # fmt: skip
     seen = product(o, x, given)
-    assert np.abs(seen - right).max() <= np.abs(right).max() / 64  # by other roundings of 448 / top
+    # They differ by roundings of 448 / top.
+    assert np.abs(seen - right).max() <= np.abs(right).max() / 64
     there.refresh(place.floats(-weight), place.floats(-bias), place.stream)
     np.testing.assert_array_equal(product(o, x, there), -right)
     quantizing = Placement(place.device, place.dtype, "fp8")

@@ -1,5 +1,5 @@
-"""Products of float8_e4m3 in blocks on GPUs that have them: each block of a row as torch rounds it,
-weights by the codes and scales that are given, sums as fp64 has them."""
+"""GEMMs of float8_e4m3 in blocks on GPUs that support them: each block of a row is rounded as by
+torch, weights are given as codes and scales, sums are compared with fp64."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.tolerance import Allowed, allowed_error, float8_sums
 
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 BLOCKS = "float8_e4m3_blocks"
-# (tokens, in_features, out_features): one row to many; k and n of whole blocks, of none, of part of
-# one, and k so long that a block's scales are read in several turns. The last are fastest by
-# cuBLASLt, which leaves some rows.
+# (tokens, in_features, out_features): one row to many; k and n of whole blocks and of partial ones,
+# and k so long that a block's scales are read in several turns. For the last shapes cuBLASLt is
+# fastest, which leaves some rows to our kernels.
 SHAPES = [
     (1, 768, 768),
     (1, 4096, 1000),
@@ -37,7 +37,7 @@ SHAPES = [
     (1001, 2048, 3072),
     (1603, 4096, 1024),
 ]
-# Of a warp's row, of a block's, of none; no multiple of a vector.
+# Widths whose rows a warp holds, a block holds, and neither; some are not multiples of a vector.
 WIDTHS = [8, 40, 128, 300, 513, 770, 1024, 2056, 4104, 8200, 16400]
 
 
@@ -58,7 +58,7 @@ def product(o: Operands, x: np.ndarray, linear: k.Linear, activation: str = "non
 
 
 def operands(place: Placement, shape: tuple[int, int, int]) -> list[np.ndarray]:
-    """Blocks of x and of the weight have different sizes."""
+    """Returns operands whose blocks have different magnitudes."""
     rng, (m, inner, out) = np.random.default_rng(0), shape
     found = [normal(rng, m, inner), normal(rng, out, inner), normal(rng, out), normal(rng, m, out)]
     of_x, of_weight = (
@@ -73,8 +73,8 @@ def operands(place: Placement, shape: tuple[int, int, int]) -> list[np.ndarray]:
 def allowed(
     place: Placement, truth: np.ndarray, once: torch.Tensor, sums: np.ndarray, terms: int
 ) -> Allowed:
-    """`once`: the result in fp32, which is then rounded to the element type; `sums`: without bias,
-    activation and residual."""
+    """Returns the allowed error. `once`: the result in fp32, which is then rounded to the element
+    type; `sums`: without bias, activation and residual."""
     usual = once.to(TORCH_DTYPES[place.dtype]).double().numpy()
     single = allowed_error(truth, usual, place.dtype, terms)
     return single.plus(*float8_sums(sums))
@@ -83,14 +83,14 @@ def allowed(
 @ON_GPUS
 @pytest.mark.parametrize("width", WIDTHS)
 def test_blocks_of_rows_are_rounded_as_torch_rounds_them(place: Placement, width: int):
-    """Seen through a product with the identity."""
+    """Observed through a GEMM with the identity."""
     rng = np.random.default_rng(width)
     x = rounded(normal(rng, 5, width) * np.exp2(rng.integers(-4, 5, (5, 1))), place.dtype)
-    x[1] *= np.exp2(rng.integers(-9, 1, width))  # down to e4m3's smallest
+    x[1] *= np.exp2(rng.integers(-9, 1, width))  # down to the smallest value of e4m3
     x[2] = np.round(x[2] * 4) / 4  # with ties
     x = rounded(x.astype(np.float32), place.dtype)
     codes, scales = blocks_of(np.eye(width, dtype=np.float32))
-    scales[scales < 1e-6] = 1  # of zeros
+    scales[scales < 1e-6] = 1  # blocks of zeros
     numbers, tops = rounded_blocks(x)
     for layout in LAYOUTS:
         got = product(Operands(place, layout), x, linear_of(place, codes, scales))
@@ -145,7 +145,7 @@ def test_scales_of_other_blocks_would_be_seen(place: Placement):
 
 @ON_GPUS
 def test_rows_that_the_library_leaves_are_quantised_as_all_others(place: Placement):
-    """By a norm and by an activation too."""
+    """This includes rows quantised by a norm and by an activation."""
     rng, o, rows = np.random.default_rng(0), Operands(place, "dense"), 1003
     x = rounded(normal(rng, rows, 1024) * np.exp(normal(rng, rows, 1)), place.dtype)
     linear = linear_of(place, *blocks_of(normal(rng, 1536, 1024)))
@@ -165,7 +165,7 @@ def test_rows_that_the_library_leaves_are_quantised_as_all_others(place: Placeme
 
 @ON_GPUS
 def test_rows_of_a_bucket_have_the_same_bits(place: Placement):
-    """But those, three at most, that another kernel takes."""
+    """Except for at most three rows, which another kernel computes."""
     for most, fewer in ((40, (33, 36)), (320, (289, 300))):
         x, weight, bias, _ = operands(place, (most, 4096, 512))
         o, linear = Operands(place, "dense"), linear_of(place, *blocks_of(weight), bias)

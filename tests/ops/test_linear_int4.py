@@ -1,5 +1,5 @@
-"""Products with weights of 4 bits: those of the numbers that codes, scales and zero points stand
-for, as fp64 has them."""
+"""GEMMs with 4-bit weights: those of the values that codes, scales and zero points stand for, in
+fp64."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tests.tolerance import allowed_error
 PLACES = pytest.mark.parametrize("place", [*CPU_TARGETS, *GPU_HALVES], indirect=True)
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 ON_CPUS = pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
-# (tokens, in_features, out_features, group; 0: a row): one row to many, tiles that are not full,
-# inputs that end within a unit of 64, and numbers that are dequantised in parts (on Hopper of what
-# is unaligned). The last are such that Hopper's wgmma has each of its tiles, whole and in slices.
+# (tokens, in_features, out_features, group; 0: a row): one row to many, partial tiles, inputs that
+# end within a unit of 64, and weights that are dequantised in parts (on Hopper for unaligned
+# operands). With the last shapes Hopper's wgmma kernels use each of their tiles, whole and split
+# along k.
 SHAPES = [
     (1, 4096, 1000, 128),
     (1, 32, 5, 32),
@@ -56,8 +57,8 @@ SHAPES = [
     (700, 608, 4104, 32),
 ]
 
-# Of CPUs: beside a word, a register, a panel, a block, a task; chains that do not fill their steps,
-# and groups of several chains.
+# For CPUs: sizes around a word, a register, a panel, a block and a task; chains that do not fill
+# their steps, and groups of several chains.
 CPU_SHAPES = [
     (1, 4096, 1000, 128),
     (1, 32, 5, 32),
@@ -76,11 +77,11 @@ CPU_SHAPES = [
 class Codes(NamedTuple):
     codes: np.ndarray  # uint8 [out_features, in_features]
     scales: np.ndarray
-    zeros: np.ndarray  # 8 where they are not given
-    order: np.ndarray | None = None  # the input of a row that belongs to each of the codes'
+    zeros: np.ndarray  # 8 where none are given
+    order: np.ndarray | None = None  # the input that each column of codes belongs to
 
     def weight(self) -> np.ndarray:
-        """fp64: exact, as scales have 11 bits."""
+        """The weight in fp64: exact, as scales have 11 significant bits."""
         size = self.codes.shape[1] // self.scales.shape[1]
         scales, zeros = (np.repeat(each, size, 1) for each in (self.scales, self.zeros))
         numbers = scales.astype(np.float64) * (self.codes.astype(np.float64) - zeros)
@@ -152,8 +153,8 @@ def test_a_product_of_a_gpu_is_that_of_the_numbers(shape: tuple, place: Placemen
 def expect_the_product(
     shape: tuple, place: Placement, layout: str, symmetric: bool = False, ordered: bool = False
 ) -> None:
-    """The oracle in the element type has the weight rounded to it, as many rows are multiplied, and
-    in float32 sums of that."""
+    """Checks the product. The reference in a 16-bit element type rounds the weight to it, as GEMMs
+    of many rows do; in float32 it is an fp32 GEMM."""
     (m, inner, out, group), o = shape, Operands(place, layout)
     (x, bias, residual) = operands(place, m, inner, out)
     codes = codes_of(inner, out, group, symmetric)
@@ -192,7 +193,7 @@ def expect_the_product(
 @pytest.mark.parametrize("count", [8, 64, 128, 320, 1024])
 @pytest.mark.parametrize("inner", [64, 4096])
 def test_each_number_is_rounded_once(place: Placement, inner: int, count: int):
-    """Rows of the identity pick single numbers, in every kernel."""
+    """Rows of the identity select single weights, in every kernel."""
     codes, o = codes_of(inner, 96, 32), Operands(place, "dense")
     linear, picks = codes.linear(place), min(count, inner)
     for first in range(0, inner, max(picks, inner // 4)):

@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits whose inputs have an order: those of rows in that order."""
+"""GEMMs with 4-bit weights whose inputs have an order: those of rows in that order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ops.test_linear_int4 import (
 )
 from tests.ops.test_linear_w4a8 import EVERY_TARGET, linear_of, product, run
 
-# The last has more rows than are brought into an order at once.
+# The last one has more rows than are permuted at once.
 CPU_SHAPES = [(1, 4096, 1000, 128), (3, 64, 16, 64), (13, 160, 33, 0), (58, 320, 97, 64)]
 CPU_SHAPES += [(129, 768, 768, 64), (500, 96, 40, 32)]
 GPU_SHAPES = [(1, 4096, 1000, 128), (1, 32, 5, 32), (5, 11008, 264, 128), (17, 14336, 64, 128)]
@@ -64,7 +64,8 @@ def test_the_bits_are_those_of_rows_in_the_order(place: Placement, count: int):
 @settings(max_examples=25)
 @given(data=st.data())
 def test_products_of_any_shape(place: Placement, data):
-    """To the bit: in float32 those of rows in the order, in int8 those of the integers."""
+    """The results are bitwise equal: in float32 to those of permuted rows, in int8 to those of
+    integers."""
     group = data.draw(st.sampled_from([0, 32, 64, 128, 512]))
     inner = (group or 32) * data.draw(st.integers(1, 6))
     m, out = data.draw(st.integers(1, 130)), data.draw(st.integers(1, 70))

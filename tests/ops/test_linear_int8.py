@@ -1,4 +1,4 @@
-"""Products with int8 weights. What is bit-equal: without an activation, the whole result to numpy's
+"""GEMMs with int8 weights. Bitwise equal are: without an activation, the whole result to numpy's
 (integer sums, then fp32 rounded at each step); with one, every instruction set to every other; and
 a row to itself in any batch, on any number of threads."""
 
@@ -14,7 +14,8 @@ from tests.ops.activations import ACTIVATIONS
 from tests.ops.case import LAYOUTS, Operands, normal
 from tests.places import CPU, CPU_TARGETS_OF_PRODUCTS, Where, at
 
-# (rows, in_features, out_features): beside a group of 4, a register, a panel, a block, a task
+# (rows, in_features, out_features): sizes around a group of 4, a register, a panel, a block, a
+# task.
 SHAPES = [
     (1, 1, 1),
     (2, 3, 33),
@@ -68,7 +69,7 @@ def test_a_product_is_that_of_the_integers(place: Placement, layout: str):
 @pytest.mark.parametrize("place", [CPU], indirect=True)
 def test_sums_that_start_wrong_are_seen(place: Placement):
     def started_one_off(x: int8.Rounded, weight: int8.Rounded, *rest) -> np.ndarray:
-        """As if the weight's bytes were the numbers plus 127."""
+        """Emulates sums over the weight's bytes as the codes plus 127."""
         return int8.product(x, weight._replace(numbers=weight.numbers + 1), *rest)
 
     with pytest.raises(AssertionError, match="Mismatched elements"):
@@ -77,7 +78,7 @@ def test_sums_that_start_wrong_are_seen(place: Placement):
 
 @EVERY_TARGET
 def test_the_largest_sums_fit(place: Placement):
-    """All of one sign, where products of neighbours do not fit 16 bits, nor sums 24."""
+    """All terms have one sign: sums of neighbouring products exceed 16 bits, and whole sums 24."""
     for sign in (1, -1):
         x, weight = np.full((3, 4100), 5, np.float32), np.full((35, 4100), sign * 3, np.float32)
         expected = int8.product(int8.rounded_rows(x), int8.rounded_weight(weight))
@@ -98,8 +99,8 @@ def test_halves_are_rounded_to_even(place: Placement):
 
 @EVERY_TARGET
 def test_scales_may_be_given(place: Placement, rng: np.random.Generator):
-    """So a checkpoint's integers come through as they are, -128 among them, and what a scale does
-    not reach is the nearest that it does."""
+    """A checkpoint's integers are kept exactly, -128 among them; values beyond a scale's range
+    saturate."""
     integers = rng.integers(-128, 128, (70, 45))
     integers[:, 0] = -128
     scales = np.exp(normal(rng, 70))
@@ -121,7 +122,7 @@ def test_scales_may_be_given(place: Placement, rng: np.random.Generator):
 def test_integers_may_be_given_themselves(
     place: Placement, transposed: bool, rng: np.random.Generator
 ):
-    """With a scale for each output, of any magnitude."""
+    """Each output has its own scale, of any magnitude."""
     o = Operands(place, "dense")
     for n, inner in [(1, 1), (33, 17), (70, 45), (97, 770)]:
         integers, scales = rng.integers(-128, 128, (n, inner)), np.exp(5 * normal(rng, n))
@@ -193,7 +194,7 @@ def test_a_weight_packed_anew_has_scales_of_its_own(place: Placement, rng: np.ra
 
 @EVERY_TARGET
 def test_the_error_is_what_the_scales_imply(place: Placement, rng: np.random.Generator):
-    """Of rows of any magnitude, each by its own."""
+    """Rows have any magnitude, and each is checked by its own scale."""
     x = normal(rng, 20, 770) * np.exp(5 * normal(rng, 20, 1))
     weight = normal(rng, 97, 770) * np.exp(5 * normal(rng, 97, 1))
     error = np.abs(
@@ -279,7 +280,7 @@ def test_a_scale_that_cannot_tell_a_row_is_not_made_plausible(place: Placement):
     (got,) = run(Operands(place, "dense"), x, linear_of(place, weight, scales=scales))
     assert np.isnan(got[:4]).all()
     assert np.abs(got[4] - 4) < 1e-6
-    assert got[5] == 0  # nothing but zeros is told by a scale of 0
+    assert got[5] == 0  # a scale of 0 gives zeros
 
 
 @EVERY_TARGET

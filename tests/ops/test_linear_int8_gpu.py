@@ -1,5 +1,5 @@
-"""Products with int8 weights on GPUs: bit by bit those of integers in numpy, of
-which rows and channels are rounded as on the CPU, whatever tile computes them."""
+"""GEMMs with int8 weights on GPUs: bitwise equal to those of integers in numpy, with rows and
+channels rounded as on the CPU, whatever tile computes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tests.places import GPU_HALVES, rounded
 from tests.tolerance import allowed_error
 
 INT8_GPU = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
-# Those of the other 8 bits, tiles that they leave out, and widths that Hopper's own kernels do not
-# take, so that there too each tile of those for every GPU computes some.
+# The shapes of the other 8-bit formats, those of tiles that they do not use, and widths that
+# Hopper's own kernels do not support, so that each tile of the kernels for all GPUs is used there
+# too.
 SHAPES = [*FLOAT8_SHAPES, (40, 4096, 1024), (6000, 768, 3072), (200, 776, 301), (2100, 520, 1001)]
 
 
@@ -28,7 +29,7 @@ def linear_of(place: Placement, weight: np.ndarray, bias: np.ndarray | None = No
 
 
 def exact_sums(x: int8.Rounded, weight: int8.Rounded) -> np.ndarray:
-    """Integers, by fp64, which holds them all."""
+    """Returns the integer sums, computed in fp64, which represents them exactly."""
     return (
         torch.from_numpy(x.numbers).double() @ torch.from_numpy(weight.numbers).double().T
     ).numpy()
@@ -40,7 +41,7 @@ def results(
     bias: np.ndarray | None = None,
     residual: np.ndarray | None = None,
 ) -> np.ndarray:
-    """In fp32, every operation rounded as it is written."""
+    """Returns the result in fp32, with every operation rounded in this order."""
     out = exact_sums(x, weight).astype(np.float32) * x.scales[:, None] * weight.scales
     out = out if bias is None else out + bias
     return out if residual is None else out + residual
@@ -76,7 +77,7 @@ def test_a_product_is_that_of_integers(shape: tuple, place: Placement, layout: s
 
 @INT8_GPU
 def test_the_largest_sums_are_exact(place: Placement):
-    """-128 of a checkpoint, over as many inputs as are allowed but a few."""
+    """-128, which checkpoints may have, over nearly as many inputs as are allowed."""
     inner, n = (1 << 17) - 16, 8
     codes = np.full((n, inner), 0x80, np.uint8)
     codes[1::2] = 0x7F
@@ -92,7 +93,7 @@ def test_the_largest_sums_are_exact(place: Placement):
 
 @INT8_GPU
 def test_a_row_has_the_same_bits_in_any_batch(place: Placement):
-    """Whichever tiles and slices of k were fastest for its number of rows."""
+    """It does not depend on the tiles and slices of k that were fastest for the number of rows."""
     x, weight, bias = operands(place, 2100, 1024, 512)
     o, linear = Operands(place, "dense"), linear_of(place, weight, bias)
     for activation in ("none", "gelu_erf", "gelu_tanh"):
@@ -115,9 +116,10 @@ def test_rows_too_small_for_a_scale_are_zeros(place: Placement):
 
 @INT8_GPU
 def test_what_was_not_timed_is_computed_alike(place: Placement):
-    """On a stream that does not tune: by a kernel of ours, as no library's has scales by row."""
+    """On a stream that does not tune, one of our kernels computes it, as no library's has scales by
+    row."""
     place.stream.synchronize()
-    x, weight, bias = operands(place, 200, 264, 136)  # a shape of no other test
+    x, weight, bias = operands(place, 200, 264, 136)  # a shape that no other test has
     other = Placement(place.device, place.dtype, "int8")
     linear = other.layer_linear(weight, bias, "weight")
     o = Operands(other, "dense")

@@ -1,6 +1,6 @@
-"""Products of rows in int8 with weights of 4 bits. What is bit-equal: without an activation, the
-whole result to numpy's (integer sums, then fp32 rounded at each step); with one, every instruction
-set to every other; and a row to itself in any batch, on any number of threads."""
+"""GEMMs of int8 rows with 4-bit weights. Bitwise equal are: without an activation, the whole result
+to numpy's (integer sums, then fp32 rounded at each step); with one, every instruction set to every
+other; and a row to itself in any batch, on any number of threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ops.test_linear_int4 import CPU_SHAPES, Codes, codes_of
 from tests.places import CPU, CPU_TARGETS_OF_PRODUCTS, GPU_HALVES, Where, at
 
 EVERY_TARGET = pytest.mark.parametrize("place", CPU_TARGETS_OF_PRODUCTS, indirect=True)
-LONGEST_SUM = 256  # inputs whose products are summed in integers
+LONGEST_SUM = 256  # inputs whose products are accumulated in integers
 
 
 def linear_of(place: Placement, codes: Codes, bias=None, zeros: bool = True) -> k.Linear:
@@ -28,7 +28,7 @@ def run(o: Operands, x: np.ndarray, linear: k.Linear, activation: str = "none") 
 
 
 def product(x: int8.Rounded, codes: Codes, bias=None, residual=None) -> np.ndarray:
-    """float32[rows, out_features], every operation rounded as it is written."""
+    """Returns float32[rows, out_features], with every operation rounded in this order."""
     inner = codes.codes.shape[1]
     group = inner // codes.scales.shape[1]
     size = min(group, LONGEST_SUM)
@@ -68,7 +68,7 @@ def test_a_product_is_that_of_the_integers(
 @EVERY_TARGET
 @pytest.mark.parametrize("zero", [0, 15])
 def test_the_largest_sums_fit(place: Placement, zero: int):
-    """All of one sign, as many as are summed in integers."""
+    """All terms have one sign, over the longest integer sum."""
     inner = 2 * LONGEST_SUM
     scales, zeros = np.ones((33, 1), np.float32), np.full((33, 1), zero, np.uint8)
     codes = Codes(np.full((33, inner), 15 - zero, np.uint8), scales, zeros)

@@ -1,5 +1,5 @@
-"""A wrong kernel fails the test of its op, in fp32 and (emulated) in 16 bits: the tolerances hide
-none of what usually goes wrong."""
+"""A wrong kernel fails the test of its op, in fp32 and (emulated) in 16 bits: the tolerances do not
+hide typical mistakes."""
 
 from __future__ import annotations
 

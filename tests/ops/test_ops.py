@@ -1,4 +1,4 @@
-"""Every op equals its fp64 reference, on every instruction set that this machine can run, and on
+"""Every op equals its fp64 reference, on every instruction set that this machine supports, and on
 its GPU in every precision."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_norms_survive_a_large_mean_with_a_small_variance(place: Placement):
     k.layer_norm(out, place.floats(x), ones, zeros, 1e-12, place.stream)
     wide = x.astype(np.float64)
     truth = (wide - wide.mean(1, keepdims=True)) / wide.std(1, keepdims=True)
-    # fp32 holds x to 1e-3 of its deviation; E[x^2] - E[x]^2 in fp32 would leave nothing at all.
+    # fp32 represents x to 1e-3 of its deviation; E[x^2] - E[x]^2 in fp32 would lose all digits.
     torch_norm = torch.nn.functional.layer_norm(torch.from_numpy(x).to(place.device), (768,))
     torch_error = np.abs(torch_norm.cpu().numpy() - truth).max()
     allowed = tolerance.OP_VERSUS_TORCH * torch_error + tolerance.LARGE_MEAN
@@ -100,7 +100,7 @@ def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(place: Placeme
             return o.read(out)
 
         whole = run(70)
-        for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 15, 29, 57):  # around a block, and a task
+        for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 15, 29, 57):  # sizes around a block and a task
             np.testing.assert_array_equal(run(rows), whole[:rows])
 
 

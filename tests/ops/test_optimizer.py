@@ -1,4 +1,4 @@
-"""What adam, adam_factors and gradient_norm promise beyond their reference."""
+"""Guarantees of adam, adam_factors and gradient_norm beyond their reference."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_a_step_whose_scale_is_nan_writes_nothing(place: Placement):
 @AND_GPU
 @pytest.mark.parametrize("broken", [(1.0, 1.0), (np.inf, 0.0), (np.nan, 0.0)])
 def test_factors_of_gradients_that_are_not_finite_skip_the_step(broken, place: Placement):
-    """Counted as not finite, or with squares beyond fp32."""
+    """They were counted as not finite, or their squares exceed fp32."""
     factors = Factors((2, 1), (0, 4), parts=3)
     arrays = make_factors(np.random.default_rng(1), factors)
     arrays["sums"][1] = broken
     found = factors_made(Operands(place, "dense"), arrays, factors)
     assert np.isnan(found[[0, 3]]).all()
-    assert found[7] == 3  # one more
+    assert found[7] == 3  # one more skipped step
     np.testing.assert_array_equal(found[8:], arrays["steps"])
 
 
@@ -109,7 +109,7 @@ def test_numbers_that_are_not_finite_are_counted(place: Placement):
     finite, infinite = np.float32([3e38, 1.0]), np.float32([np.inf, 1.0])
     for values, count in ((finite, 0), (infinite, 1)):
         got = norm(o, {"gradients": values}, 0)
-        assert list(got) == [np.inf, count]  # the squares exceed fp32 where the numbers do not
+        assert list(got) == [np.inf, count]  # the squares exceed fp32 though the values do not
 
 
 @AND_GPU

@@ -1,5 +1,5 @@
-"""What decoding relies on beyond each op's reference: an answer belongs to its sequence alone,
-however it was batched, split over threads, chunked or paged."""
+"""What decoding requires beyond each op's reference: the output of a sequence depends on it alone,
+however it is batched, split over threads, chunked or paged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ops.case import Arrays, Operands, normal
 from tests.ops.paged import Cache, Paged, attend, attended, decoding, make_paged, prompts
 from tests.places import CPU_TARGETS, GPU, GPU_HALVES, TORCH_DTYPES, on_gpu, rounded
 
-FP32 = ("positions", "bias", "cos", "sin")  # as they are in every precision
+FP32 = ("positions", "bias", "cos", "sin")  # fp32 in every precision
 MIXED = Paged((1, 40, 1, 3, 130), (1300, 90, 7, 520, 130), heads=4, kv_heads=2, dim=32, page_size=8)
 
 
@@ -35,7 +35,7 @@ def allowed_error(shape: Paged, arrays: Arrays, place: Placement) -> tolerance.A
 
 
 def alone(shape: Paged, arrays: Arrays, sequence: int) -> tuple[Paged, Arrays, slice]:
-    """One sequence of a batch, and its rows."""
+    """Returns one sequence of a batch, and its rows."""
     ends, past_ends = np.cumsum([0, *shape.added]), np.cumsum([0, *shape.past])
     rows = slice(ends[sequence], ends[sequence + 1])
     past = slice(past_ends[sequence], past_ends[sequence + 1])
@@ -52,7 +52,7 @@ def test_an_answer_is_the_same_alone_and_on_other_pages(page_size: int, place: P
     for sequence in range(len(MIXED.added)):
         shape, own, rows = alone(MIXED._replace(page_size=page_size), arrays, sequence)
         got = attended(o, own, shape)
-        if on_gpu(place):  # which may split the context of a small batch over more processors
+        if on_gpu(place):  # a GPU may split the context of a small batch over more SMs
             assert not allowed.rows(rows).excess(got), sequence
         else:
             np.testing.assert_array_equal(got, together[rows], str(sequence))
@@ -78,7 +78,7 @@ def test_threads_share_a_context_without_changing_the_answer(place: Placement):
 def test_many_rows_that_share_their_pages_get_what_each_gets_alone(
     beams: int, count: int, longest: int, place: Placement
 ):
-    """Of sources, more than there is room for at once."""
+    """The rows are beams of sources, more than a kernel has room for at once."""
     rng = np.random.default_rng(beams)
     sources = decoding(*rng.integers(1, longest, count // beams).tolist(), heads=8, kv_heads=8)
     arrays = inputs(sources, place)
@@ -112,7 +112,7 @@ def test_beams_of_a_long_source_are_answered_on_a_gpu_whoever_is_beside_them(
     )
     pages = rng.permutation(400)[: 3 * 128].astype(np.int32).reshape(3, 128)
     last = (length - 1) // size
-    pages[1, :last] = pages[0, :last]  # another source, of which one page alone differs
+    pages[1, :last] = pages[0, :last]  # another source, with one different page
     of = np.repeat([0, 1, 2, 1, 0], [1, 7, 4, 9, 37])
     lengths = np.where(np.arange(len(of)) == 10, length - 1, length).astype(np.int32)
     q = rng.standard_normal((len(of), heads * dim)).astype(np.float32)
@@ -194,7 +194,8 @@ def test_beams_that_read_one_source_are_answered_as_if_alone(options: dict, plac
     planes = rng.standard_normal((2, 200, shape.kv_heads, size, shape.dim)).astype(np.float32)
     pages = rng.permutation(200)[:120].astype(np.int32).reshape(3, 40)
     pages[1, 0] = pages[0, 0]  # another source with the same first page
-    # (beams, length, pages): few and many; a source's prefix; one of whose pages one is read alone
+    # (beams, length, pages): few and many; a shared prefix of a source; one with a single page of
+    # its own
     groups = [(1, 77, 0), (4, 33, 0), (9, 33, 1), (2, size, 1), (3, size, 0), (40, 520, 2)]
     lengths = np.repeat([length for _, length, _ in groups], [beams for beams, *_ in groups])
     table = np.concatenate([pages[[of] * beams] for beams, _, of in groups])
@@ -241,7 +242,7 @@ def test_on_a_cpu_a_piece_of_a_prompt_changes_no_bit(options: dict, place: Place
     arrays, o = inputs(shape, place), Operands(place, "dense")
     whole, kv = attended(o, arrays, shape), arrays["qkv"][:, shape.heads * shape.dim :]
     rng = np.random.default_rng(1)
-    for few in (1, 2, 4, 5, 9, 40, 130):  # rows, which pieces of all sizes come before
+    for few in (1, 2, 4, 5, 9, 40, 130):  # rows, after a cached prefix of random length
         begin = int(rng.integers(600, 1100 - few))
         chunk = shape._replace(added=(few,), contexts=(begin + few,))
         own = {**arrays, "qkv": arrays["qkv"][begin : begin + few], "past": kv[:begin]}
@@ -263,7 +264,7 @@ def test_storing_touches_no_other_row(place: Placement):
     arrays, o = inputs(MIXED, place), Operands(place, "dense")
     before, after = (Cache(o, arrays, MIXED) for _ in range(2))
     after.store(o.rows(arrays["qkv"]))
-    after.new_rows()  # waits
+    after.new_rows()  # synchronises
     for old, new in ((before.keys, after.keys), (before.values, after.values)):
         changed = place.numpy(new).copy()
         for sequence, (past, context) in enumerate(zip(MIXED.past, MIXED.contexts, strict=True)):
@@ -297,7 +298,8 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
     step = Step(Operands(place, "dense"), make_added(np.random.default_rng(4), shape), shape)
     before = place.numpy(step.qkv).copy()
     step.at_once()
-    np.testing.assert_array_equal(place.numpy(step.qkv), before)  # three rotate it in place
+    # Separate kernels rotate it in place.
+    np.testing.assert_array_equal(place.numpy(step.qkv), before)
 
 
 @pytest.mark.parametrize("place", GPU, indirect=True)
@@ -305,7 +307,7 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
     "shape",
     [
         decoding(900, 1, 40, heads=4, kv_heads=2),
-        decoding(900, 1, 40, right=k.UNLIMITED),  # of a decoder over its sources
+        decoding(900, 1, 40, right=k.UNLIMITED),  # the cross attention of a decoder
         decoding(90, 1, 40, right=k.UNLIMITED),
         MIXED,
     ],
@@ -318,7 +320,7 @@ def test_a_bucket_sees_the_batch_alone(shape: Paged, place: Placement):
     tokens, sequences = rows + 9, len(shape.added) + 3
     offsets = np.full(sequences + 1, rows, np.int32)
     offsets[: len(shape.added) + 1] = np.cumsum([0, *shape.added])
-    contexts = np.full(sequences, 2**30, np.int32)  # of idle sequences: not read
+    contexts = np.full(sequences, 2**30, np.int32)  # unused sequences: must not be read
     contexts[: len(shape.contexts)] = shape.contexts
     table = np.full((sequences, cache.table.shape[1]), 2**30, np.int32)
     table[: len(cache.table)] = cache.table
@@ -385,7 +387,7 @@ def test_a_batch_that_does_not_fit_its_cache_is_refused():
         k.store_kv(cache, cache, *kv, beyond, 1.0, 1.0)
     with pytest.raises(k.Error, match=r"keys: got float32\[3, 2, 4, 8\] .* page_size=8"):
         k.store_kv(cache, cache, *kv, batch_of([3, 5], [[0], [1]], 8), 1.0, 1.0)
-    uncounted = batch_of([3, 1], [[0], [1]])  # of its two new tokens
+    uncounted = batch_of([3, 1], [[0], [1]])  # it has two new tokens
     for call in (
         lambda: k.store_kv(cache, cache, *kv, uncounted, 1.0, 1.0),
         lambda: k.cached_attention(out, qkv, cache, cache, uncounted, four, None, None, None, None),

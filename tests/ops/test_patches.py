@@ -1,5 +1,5 @@
-"""What cut_patches promises beside its rows: one rounding, the largest number of each image, and
-errors for images that are not there."""
+"""Guarantees of cut_patches beyond its rows: one rounding, the largest value of each image, and
+errors for images that do not exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_pixels_are_rounded_once(place: Placement):
     assert largest[0] == np.abs(pixels).max()
 
 
-@pytest.mark.parametrize("where", [0, 15, 44, 45, 89, -1])  # -1: beyond whole patches
+@pytest.mark.parametrize("where", [0, 15, 44, 45, 89, -1])  # -1: a pixel outside whole patches
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, -1e30])
 def test_the_largest_number_is_that_of_all_pixels_of_the_image(where, value, place: Placement):
     rng = np.random.default_rng(0)

@@ -1,5 +1,5 @@
-"""What recorded forwards are made of: ops over a bucket of batches, and work that is recorded once
-and replayed on new inputs."""
+"""The parts of captured forwards: ops over a bucket of batches, and work that is captured once and
+replayed on new inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BUCKETS = [
 
 
 def bucket(place: Placement, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> k.SequenceBatch:
-    """A batch within a bucket: the sequences that it has not repeat the last offset."""
+    """Returns a batch within a bucket: missing sequences repeat the last offset."""
     tokens, sequences, longest = sizes
     offsets = np.full(sequences + 1, sum(lengths), np.int32)
     offsets[: len(lengths) + 1] = np.cumsum([0, *lengths])
@@ -45,7 +45,7 @@ def bucket(place: Placement, lengths: tuple[int, ...], sizes: tuple[int, ...]) -
 
 
 def padded(rows: np.ndarray, tokens: int) -> np.ndarray:
-    """With rows of NaN up to the bucket's tokens."""
+    """Pads with rows of NaN to the bucket's tokens."""
     beyond = np.full((tokens - len(rows), rows.shape[1]), np.nan, np.float32)
     return np.concatenate([rows, beyond])
 
@@ -134,7 +134,7 @@ def test_recorded_work_is_done_at_each_replay_on_the_inputs_of_then(place):
         k.write(tensor, host, place.stream)
 
     give(x, normal(rng, tokens, width))
-    work(batch)  # kernels are chosen by a first run
+    work(batch)  # a first run selects kernels
     graph = k.capture(place.stream, lambda: work(batch))
     for lengths in [(64,), (3, 1, 60), (8,) * 8, (5,), (40, 2)]:
         values = normal(rng, tokens, width)
@@ -151,7 +151,7 @@ def test_recorded_work_is_done_at_each_replay_on_the_inputs_of_then(place):
 
 
 def all_of_another_model(place: Placement) -> list[object]:
-    """A stream, its memory of both kinds and work recorded on it."""
+    """Returns a stream, its memory of both kinds and work captured on it."""
     other = Placement(place.device, place.dtype)
     x = other.floats(np.ones((2, 3), np.float32))
     k.activate(x, x, "relu", other.stream)
@@ -162,7 +162,7 @@ def all_of_another_model(place: Placement) -> list[object]:
 
 
 def test_another_model_may_end_inside_a_recording(place):
-    """As when Python collects it meanwhile."""
+    """Python may collect it during a capture."""
     x = place.floats(np.full((2, 3), 2, np.float32))
     out = place.empty(2, 3)
     garbage = all_of_another_model(place)

@@ -1,5 +1,5 @@
-"""What is drawn: the tokens that transformers' warpers leave, with their probabilities, the same
-whatever the batch, by the random numbers of Philox."""
+"""Random sampling: it keeps the tokens of transformers' warpers, with their probabilities, is
+independent of the batch, and uses Philox random numbers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.ops.philox import halves, philox
 from tests.ops.sampling import draw
 from tests.places import CPU, CPU_TARGETS, rounded
 
-# A correct draw exceeds this many deviations of chi-square in fewer than one of 10^8 runs.
+# Correct sampling exceeds this many deviations of chi-square in fewer than one of 10^8 runs.
 DEVIATIONS = 7.0
 
 
 def warped(logits: np.ndarray, given: dict) -> np.ndarray:
-    """Probabilities of one row by transformers' warpers, in its order, in fp64."""
+    """Returns the probabilities of one row by transformers' warpers, in its order, in fp64."""
     warpers = [
         hf.TemperatureLogitsWarper(float(given.get("temperature", 1.0))),
         hf.TopKLogitsWarper(int(given["top_k"])) if given.get("top_k") else None,
@@ -38,7 +38,7 @@ def warped(logits: np.ndarray, given: dict) -> np.ndarray:
 
 
 def drawn_counts(place: Placement, logits: np.ndarray, draws: int, given: dict) -> np.ndarray:
-    """How often each token is drawn in as many steps."""
+    """Returns how often each token is drawn in `draws` steps."""
     o, rows = Operands(place, "dense"), 20000
     x = o.rows(np.ascontiguousarray(np.broadcast_to(logits, (rows, len(logits)))))
     counts = np.zeros(len(logits), np.int64)
@@ -49,7 +49,7 @@ def drawn_counts(place: Placement, logits: np.ndarray, draws: int, given: dict) 
 
 
 def distinct(rng: np.random.Generator, vocab: int, spread: float, dtype: str) -> np.ndarray:
-    """Logits of which no two are equal in the element type, in a random order."""
+    """Returns logits in random order, all different in the element type."""
     steps = np.linspace(0, spread, vocab) + rng.uniform(0, 0.2 * spread / vocab, vocab)
     logits = rounded(rng.permutation(steps).astype(np.float32), dtype)
     assert len(np.unique(logits)) == vocab
@@ -82,7 +82,7 @@ def test_tokens_come_as_often_as_transformers_says(combination: dict, place: Pla
     logits = distinct(np.random.default_rng(0), 40, 3.0, place.dtype)
     wanted = warped(logits, combination)
     counts = drawn_counts(place, logits, 100_000, combination)
-    # Every token that stays possible is expected dozens of times: the sets are equal.
+    # Each possible token is expected dozens of times, so the sets are equal.
     assert (wanted[wanted > 0] * counts.sum() > 40).all()
     np.testing.assert_array_equal(counts > 0, wanted > 0)
     expected = wanted[wanted > 0] * counts.sum()
@@ -92,7 +92,7 @@ def test_tokens_come_as_often_as_transformers_says(combination: dict, place: Pla
 
 
 def test_a_wrong_distribution_would_be_noticed(place: Placement):
-    """The chi-square above tells a temperature of 1.05 from 1."""
+    """The chi-square test above distinguishes a temperature of 1.05 from 1."""
     logits = distinct(np.random.default_rng(0), 40, 3.0, place.dtype)
     counts = drawn_counts(place, logits, 100_000, {"temperature": 1.05})
     expected = warped(logits, {}) * counts.sum()
@@ -121,7 +121,7 @@ def test_any_combination_leaves_what_transformers_leaves(
     logits[rng.random(vocab) < forbidden] = -np.inf
     assume(np.isfinite(logits).any())
     wanted = warped(logits, combination)
-    for name in ("top_p", "min_p", "typical_p"):  # the last digits decide: not a fair question
+    for name in ("top_p", "min_p", "typical_p"):  # excludes cases that rounding decides
         for by in (1 - 1e-4, 1 + 1e-4):
             moved = {**combination, name: min(combination[name] * by, 1.0)}
             assume(((warped(logits, moved) > 0) == (wanted > 0)).all())
@@ -135,14 +135,15 @@ def test_any_combination_leaves_what_transformers_leaves(
 @pytest.mark.parametrize("vocab", [50257, 128256])
 @pytest.mark.parametrize(("top_k", "share"), [(20, 1.0), (0, 20.5), (20000, 20.5)])
 def test_a_real_vocabulary_is_cut_at_the_same_place(vocab, top_k, share, place: Placement):
-    """All that stay are about as likely as each other, so some hundred draws show them all."""
+    """All remaining tokens have similar probabilities, so some hundred draws include all of
+    them."""
     rng, rows = np.random.default_rng(vocab), 64
     logits = rounded((rng.standard_normal(vocab) * 2).astype(np.float32), place.dtype)
     given = {"temperature": 100.0, "top_k": top_k, "top_p": min(share / (top_k or vocab), 1.0)}
     if share == 1.0:
         given["top_p"] = 1.0
     stay = warped(logits, given) > 0
-    border = logits[stay].min()  # of equal logits here top_p keeps some
+    border = logits[stay].min()  # top_p keeps only some of the logits equal to this one
     o = Operands(place, "dense")
     x = o.rows(np.tile(logits, (rows, 1)))
     tokens = np.concatenate(

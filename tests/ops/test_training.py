@@ -1,4 +1,5 @@
-"""What holds of kernels of backward passes beside their references: bits, places, bad input."""
+"""Guarantees of backward kernels beyond their references: determinism, in-place outputs, bad
+input."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ Call = Callable[[k.Tensor, k.Tensor, k.Tensor, Placement], None]
 
 
 def norm_parameters(cols: int, place: Placement) -> tuple[k.Tensor, k.Tensor, k.Tensor]:
-    """A weight, and room for the gradients of it and of a bias."""
+    """Returns a weight, and buffers for the gradients of it and of a bias."""
     ones = np.ones(cols, np.float32)
     return place.floats(ones), place.exact(ones.copy(), np.float32), place.exact(ones, np.float32)
 
@@ -134,7 +135,7 @@ def test_dropout_keeps_its_share_and_its_expectation(place: Placement):
         spread = (probability * (1 - probability) / ones.size) ** 0.5
         for mask in kept:
             assert abs(mask.mean() - (1 - probability)) < 5 * spread + 2.0**-17
-            # Neighbours in a row and a column, and masks of two seeds, know nothing of each other.
+            # Neighbours in a row and a column, and masks of two seeds, are uncorrelated.
             for a, b in ((mask[:, 1:], mask[:, :-1]), (mask[1:], mask[:-1]), kept):
                 assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 * ones.size**-0.5
 
@@ -178,7 +179,8 @@ def test_a_bad_id_on_a_gpu_has_no_gradient(place: Placement):
     found = []
     for bad in (7, -1, 2**40):
         wrong = np.where(ids == 5, bad, ids)
-        room = o.fp32(np.full((9, 24), 3.0, np.float32))  # a table of 7 rows, and what follows it
+        # A table of 7 rows, and the memory after it.
+        room = o.fp32(np.full((9, 24), 3.0, np.float32))
         k.embed_backward(room.first(7), o.int64(wrong), o.rows(dy), 1.0, False, place.stream)
         found.append(place.numpy(room).copy())
         assert (found[-1][5] == 0).all()

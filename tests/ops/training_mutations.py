@@ -1,4 +1,4 @@
-"""Wrong kernels of backward passes, as those of mutations.py."""
+"""Wrong kernels of backward passes, like those of mutations.py."""
 
 from __future__ import annotations
 

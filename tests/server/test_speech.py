@@ -353,7 +353,7 @@ def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> 
     [
         (b"MThd no sound", {}, "audio: got .* of another format.*ffmpeg"),
         (b"", {}, "audio: got 0 bytes"),
-        (spoken(np.zeros(9, np.float32), rate=999), {}, "audio: got sound at 999 Hz"),
+        (spoken(np.zeros(9, np.float32), rate=999), {}, "audio: got audio at 999 Hz"),
         (
             np.zeros(4 * RATE + 1, np.float32),
             {},

@@ -14,7 +14,7 @@ from tests.tasks.deployed import Deployment
 
 @pytest.fixture(scope="session")
 def deploy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Deployment]:
-    """deploy(architecture, task, **sizes): made once for equal arguments."""
+    """deploy(architecture, task, **sizes): the deployment, created once for equal arguments."""
     made: dict[Any, Deployment] = {}
 
     def make(architecture: str, task: str, **sizes: Any) -> Deployment:
@@ -30,7 +30,7 @@ def deploy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Deployment
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread_each() -> Iterator[None]:
-    """Tiny models on one thread: torch's and our threads would only wait for each other's cores."""
+    """Runs tiny models on one thread: torch's and our threads would only compete for the cores."""
     before = torch.get_num_threads(), kernels.num_threads()
     torch.set_num_threads(1)
     kernels.set_num_threads(1)

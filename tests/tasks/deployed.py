@@ -1,4 +1,4 @@
-"""Tiny deployments to ask, and requests as a server would hand them on."""
+"""Tiny deployments, and requests as a server passes them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Deployment:
         return answer
 
     def ask_json(self, name: str, request: Request) -> list[Any]:
-        """The rows of a STRING output of JSON."""
+        """Returns the rows of a STRING output with JSON."""
         rows = self.ask(request)[name]
         assert rows.shape == (len(rows), 1)
         assert rows.dtype == object
@@ -76,7 +76,7 @@ def id_request(ids: Any, mask: Any = None, types: Any = None, **parameters: Any)
 
 
 def plain(value: Any) -> Any:
-    """numpy's scalars to Python's."""
+    """Converts numpy's scalars to Python's."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -85,7 +85,8 @@ def plain(value: Any) -> Any:
 
 
 def same_json(got: Any, wanted: Any, tolerance: float) -> None:
-    """Equal, numbers within the tolerance; keys that only `got` has are allowed."""
+    """Asserts that they are equal, with numbers within the tolerance; `got` may have additional
+    keys."""
     if isinstance(wanted, dict):
         for key, value in wanted.items():
             same_json(got[key], value, tolerance)

@@ -1,7 +1,7 @@
 """Answers are those of transformers' question-answering pipeline.
 
-transformers 5 no longer has that pipeline, so its rule stands here as plain loops over every span
-of every window, on transformers' own tokens and logits.
+transformers 5 no longer has that pipeline, so its rule is implemented here as plain loops over
+every span of every window, on transformers' own tokens and logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAMILIES = ["bert", "roberta", "xlm-roberta", "distilbert"]
 
 
 def spans_of_windows(deployed, question, context, limit, stride, max_answer_len):
-    """((score, text, start, end) of every span, score of no answer), over all windows."""
+    """Returns ((score, text, start, end) of every span, score of no answer), over all windows."""
     tokenizer = deployed.tokenizer
     encoded = tokenizer(
         question,
@@ -149,7 +149,7 @@ def test_ids_answer_with_columns_instead_of_characters(deploy, architecture):
     deployed = deploy(architecture, "answer")
     encoded = deployed.tokenizer(QUESTIONS[0], SENTENCES[2])
     ids = encoded["input_ids"]
-    padded = [[0, 0, *ids]]  # padding on the left moves the columns, not the answer
+    padded = [[0, 0, *ids]]  # padding on the left shifts the columns, not the answer
     mask = [[0, 0, *[1] * len(ids)]]
     types = [[0, 0, *encoded["token_type_ids"]]] if "token_type_ids" in encoded else None
     [plain] = deployed.ask_json("answer", id_request([ids], types=types and [types[0][2:]]))

@@ -1,4 +1,4 @@
-"""Each bad request gets its own message, while its neighbours are answered as if it were absent."""
+"""Each bad request gets its own message, and its neighbours get the same answers as without it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def raw(**inputs: np.ndarray) -> Request:
     return Request(inputs)
 
 
-# name -> (request, field, what the message must say). All for a `hidden` deployment (pairs and
-# single texts) with 64 positions; the tasks' own cases stand below.
+# name -> (request, field, what the message must contain). All are for a `hidden` deployment (pairs
+# and single texts) with 64 positions; the tasks' own cases are below.
 CASES = {
     "nothing": (raw(), "text_input", "neither text_input nor input_ids"),
     "text and ids": (
@@ -199,7 +199,8 @@ CASES = {
 
 
 def refused(deployed: Deployment, request: Request, field: str, message: str) -> None:
-    """The request is refused as said; the same neighbours are answered with and without it."""
+    """Asserts that the request is rejected with this message; its neighbours are answered with and
+    without it."""
     good = [
         text_request(SENTENCES[0], pairs=[SENTENCES[4]] if deployed.task == "answer" else None),
         text_request(

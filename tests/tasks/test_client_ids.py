@@ -1,4 +1,4 @@
-"""Ids that a client made itself: the same answers as its text, however they were padded."""
+"""Ids that a client computed itself: the same answers as for its text, however they are padded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FAMILIES = ["bert", "roberta", "mpnet", "distilbert", "modernbert"]
 
 
 def padded(rows: list[list[int]], side: str, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids and mask [n, longest + 3], the tokens at the left, the right, or scattered."""
+    """Returns ids and mask [n, longest + 3], with the tokens at the left, at the right, or
+    scattered."""
     width = max(map(len, rows)) + 3
     ids = np.full((len(rows), width), pad, np.int64)
     mask = np.zeros_like(ids)
@@ -43,7 +44,7 @@ def test_padding_changes_no_answer_and_keeps_its_place(deploy, architecture, sid
     for row in range(4):
         tokens = states[row][mask[row] == 1]
         assert np.abs(tokens - by_text[row, : len(tokens)]).max() <= BATCHED_VERSUS_ALONE
-    if side == "right":  # where transformers gives the same sentence the same positions
+    if side == "right":  # transformers gives the same sentence the same positions only then
         with torch.no_grad():
             wanted = deployed.reference(torch.tensor(ids), torch.tensor(mask)).last_hidden_state
         assert np.abs(states - wanted.numpy())[mask == 1].max() <= MODEL_FP32

@@ -1,4 +1,4 @@
-"""Embeddings are those of sentence-transformers' files, read from real folders."""
+"""Embeddings are those of sentence-transformers, read from real folders."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_files_choose_pooling_scaling_length_case_and_prompt(tmp_path):
 
 
 def tiny_plain(folder):
-    """The same weights without sentence-transformers' files."""
+    """Returns the same weights without sentence-transformers' files."""
     tiny_checkpoint(folder, "bert")
     return folder
 
@@ -160,7 +160,7 @@ def test_steps_that_are_not_understood_are_refused_by_name(tmp_path, modules, po
     folder = sentence_folder(tmp_path, modules=modules, pooling=pooling)
     with pytest.raises(CheckpointError, match=message):
         EncoderEngine(folder, "embed")
-    EncoderEngine(folder, "hidden")  # another task of the same folder is not concerned
+    EncoderEngine(folder, "hidden")  # other tasks of the same folder are not affected
 
 
 @pytest.fixture(scope="module")

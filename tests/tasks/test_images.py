@@ -1,4 +1,4 @@
-"""Tasks of images give what transformers' pipelines give, and refuse what is no image."""
+"""Tasks of images give the results of transformers' pipelines, and reject what is not an image."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ask(engine: EncoderEngine, inputs, **parameters):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """folder(name): of a classifier of images, or of CLIP or SigLIP."""
+    """folder(name): that of an image classifier, or of CLIP or SigLIP."""
     made = {}
 
     def folder(name):
@@ -71,7 +71,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engines(folders):
-    """engine(name, task): of a folder."""
+    """engine(name, task): the engine of a folder."""
     made = {}
 
     def engine(name, task):
@@ -92,7 +92,7 @@ def paths(tmp_path):
 
 
 def expect_scores(answer, names, wanted):
-    """The pipeline's, in the order of the names."""
+    """Asserts the scores of the pipeline, in the order of the names."""
     for label, scores, best in zip(answer["label"][:, 0], answer["scores"], wanted, strict=True):
         assert label.decode() == best[0]["label"]
         by_name = {each["label"]: each["score"] for each in best}
@@ -189,7 +189,8 @@ def test_images_of_later_micro_batches_are_read_while_earlier_ones_are_computed(
     monkeypatch.setattr(engine.model, "encode", encoded)
     answers = engine.answer([Request(images(photo)) for photo in photos(3)])
     assert all(isinstance(answer, dict) for answer in answers)
-    # The first, the second ahead of it (and, read already, again in its turn), and so on.
+    # The first is read, the second ahead of its turn (and, as it was read already, again in its
+    # turn), and so on.
     assert events == [*["read", "read", "compute"] * 2, "read", "compute"]
 
 
@@ -366,12 +367,12 @@ def test_doctor_measures_images(folders, capsys):
 
 
 def processes_that_read() -> list[int]:
-    """Of this process."""
+    """Returns the image reading processes of this process."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         try:
             words = (each / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if b"fusewire.images.worker" in words and str(os.getpid()).encode() in words:
             found.append(int(each.name))
@@ -388,11 +389,11 @@ def test_no_process_that_reads_outlives_the_loop(folders, monkeypatch):
         return answers
 
     assert isinstance(submit().get(timeout=60), dict)
-    monkeypatch.setattr(reading_lanes, "LONG_PIXELS", 1)  # to the other lane
+    monkeypatch.setattr(reading_lanes, "LONG_PIXELS", 1)  # uses the other lane
     assert isinstance(submit().get(timeout=60), dict)
     found = processes_that_read()
     assert len(found) == 2
-    for pid in found:  # nor one that hangs; on one core another thread's may read
+    for pid in found:  # also not a stopped one; on one core another thread's process may read
         os.kill(pid, signal.SIGSTOP)
     last = submit()
     loop.close()

@@ -1,4 +1,4 @@
-"""Every task answers what transformers' pipelines answer on the same weights."""
+"""Every task gives the answers of transformers' pipelines on the same weights."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_entities_are_those_of_the_pipeline(deploy, architecture, strategy):
     tag = deployed.pipeline("token-classification", aggregation_strategy=strategy)
     sentences = [*SENTENCES[:6], SENTENCES[8], "naïve Zoë 日本 met İpek in 東京!"]
     got = deployed.ask_json("entities", text_request(*sentences, aggregation_strategy=strategy))
-    assert sum(map(len, got)) >= 8  # else equality says little
+    assert sum(map(len, got)) >= 8  # otherwise equality proves little
     for row, sentence in zip(got, sentences, strict=True):
         same_json(row, plain(tag(sentence)), PIPELINE_SCORE)
 

@@ -1,4 +1,4 @@
-"""No small request may ask for an answer, or for work, without bound."""
+"""A small request cannot ask for an answer, or for work, without bound."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_windows_over_a_context_are_counted_before_they_are_made(deploy):
     )
     assert "text_pair: got texts that take" in text
     assert "at most 1000 in a request; shorten the context" in text
-    # The same text is answered in windows that share less.
+    # The same text is answered in windows that overlap less.
     deployed.ask(text_request("who?", pairs=[context], max_length=64, doc_stride=0))
 
 
@@ -61,7 +61,7 @@ def test_hidden_states_of_padding_are_bounded(deploy):
     text = refusal(deployed.engine, id_request(wide, mask))
     assert "input_ids: got rows of 65 with their padding, wanted at most 64; leave out" in text
     assert deployed.ask(id_request(wide[:, 1:], mask[:, 1:]))["last_hidden_state"].shape[1] == 64
-    # Where padding does not come back it may be of any width.
+    # Padding that is not returned may have any width.
     embedding = deploy("bert", "embed").ask(id_request(wide, mask))["embedding"]
     assert embedding.shape[0] == 1
 

@@ -1,4 +1,4 @@
-"""Dense modules compute what sentence-transformers computes, or are refused by name."""
+"""Dense modules compute what sentence-transformers computes, or are rejected by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Steps = Callable[[], list[Any]]
 
 
 def saved(folder: Path, pooling: str, steps: list[Any]) -> Any:
-    """A sentence-transformers model of width 64 with these modules behind its pooling."""
+    """Saves a sentence-transformers model of width 64 with these modules after its pooling."""
     torch.manual_seed(7)
     tiny_checkpoint(folder / "encoder", "bert", max_length=48)
     encoder = modules.Transformer(str(folder / "encoder"))

@@ -1,4 +1,4 @@
-"""Settings and request parameters: bounds, types, who overrides whom."""
+"""Settings and request parameters: bounds, types, precedence."""
 
 from __future__ import annotations
 

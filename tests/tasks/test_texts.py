@@ -1,4 +1,4 @@
-"""Tokenising equals transformers' tokenizers: pairs, truncation, special tokens, odd texts."""
+"""Tokenising equals transformers' tokenizers: pairs, truncation, special tokens, unusual texts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_any_text_encodes_as_in_transformers(deploy, text, pair):
     for architecture in ("bert", "roberta", "xlm-roberta"):
         deployed = deploy(architecture, "hidden")
         tokenizer = deployed.tokenizer
-        # As lists: alone, an empty second text would count as none.
+        # As lists: otherwise an empty second text would count as none.
         [wanted] = tokenizer([text], None if pair is None else [pair])["input_ids"]
         assert encode(deployed, TextRow(text, pair), 10**6) == wanted
 
@@ -150,7 +150,8 @@ def test_a_text_that_one_tokenizer_cannot_take_is_its_own_error(deploy, tmp_path
 
     folder = tmp_path / "words"
     shutil.copytree(deploy("bert", "hidden").folder, folder)
-    words = Backend(models.WordLevel({"known": 5}, unk_token="[UNK]"))  # but has no [UNK]
+    # The vocabulary has no [UNK].
+    words = Backend(models.WordLevel({"known": 5}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))
     good, bad, empty = EncoderEngine(folder, "hidden").answer(
@@ -212,7 +213,8 @@ def test_broken_tokenizer_files_are_named(deploy, tmp_path, name, content, messa
 
 
 def listing(folder, index: int) -> None:
-    """A tokenizer, and beside it a token of this id that it does not know."""
+    """Writes a tokenizer, and a configuration that lists a token with this id that the tokenizer
+    lacks."""
     byte_tokenizer(folder)
     added = {"content": "<|im_start|>", "special": True, "normalized": False}
     config = {

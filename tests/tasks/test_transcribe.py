@@ -1,4 +1,4 @@
-"""A request with sound is read as it is sent, or refused by name."""
+"""A request with audio is read as it was sent, or rejected by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_segments_ask_for_timestamps():
 @pytest.mark.parametrize(
     ("inputs", "parameters", "message"),
     [
-        ({}, {}, "audio: got no sound, wanted audio or samples"),
+        ({}, {}, "audio: got no audio, wanted audio or samples"),
         ({"audio": WAVE, "samples": np.zeros(9, np.float32)}, {}, "audio: got audio and samples"),
         (
             {"text_input": "a"},
@@ -69,7 +69,7 @@ def test_segments_ask_for_timestamps():
         ),
         ({"audio": "no file"}, {}, "audio: got 7 bytes of another format"),
         ({"audio": np.array([WAVE, WAVE], object)}, {}, r"audio: got shape \[2\], wanted shape"),
-        ({"audio": np.array([5], object)}, {}, "audio: got int, wanted bytes of a file of sound"),
+        ({"audio": np.array([5], object)}, {}, "audio: got int, wanted bytes of an audio file"),
         ({"samples": np.zeros((2, 9), np.float32)}, {}, r"samples: got shape \[2, 9\]"),
         ({"audio": WAVE}, {"language": "fr"}, "language: got 'fr', wanted one of en, de"),
         ({"audio": WAVE}, {"task": "hum"}, "task: got 'hum'"),

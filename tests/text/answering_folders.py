@@ -1,4 +1,4 @@
-"""Whole folders whose tokenizers are read without tokenizer.json, as `fusewire.LLM` answers."""
+"""Whole folders whose tokenizers are read without tokenizer.json, for `fusewire.LLM`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.text.sentencepiece_models import TEXTS
 
 
 def assert_answers_are_transformers(folder: Path, tokenizer: Any, model: Any) -> None:
-    """Texts to texts, with the model and tokenizer of transformers that the folder is of."""
+    """Asserts that texts are answered as by the model and tokenizer of transformers for the
+    folder."""
     with fusewire.LLM(folder, device="cpu") as llm:
         for text in TEXTS[:4]:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Small SentencePiece models, trained by the sentencepiece package: its answer is the right one."""
+"""Small SentencePiece models, trained by the sentencepiece package, which is the reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 
 @cache
 def trained(**options: Any) -> bytes:
-    """A model file; the same bytes for the same options."""
+    """Returns a model file; the same bytes for the same options."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS * 3),
@@ -45,7 +45,7 @@ def processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def t5_folder(folder: Path, model: bytes | None = None, **config: Any) -> Path:
-    """The tokenizer's files of a T5 folder, as those before tokenizer.json."""
+    """Writes the tokenizer's files of a T5 folder from before tokenizer.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spiece.model").write_bytes(model or trained(**T5_IDS))
     values = {"tokenizer_class": "T5Tokenizer", "model_max_length": 64} | config

@@ -1,4 +1,4 @@
-"""JSON of requests: what is refused before it is parsed."""
+"""JSON of requests that is rejected before it is parsed."""
 
 from __future__ import annotations
 

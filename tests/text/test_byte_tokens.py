@@ -1,4 +1,4 @@
-"""ByT5's folders, which have no file of tokens, are tokenised as transformers does it."""
+"""ByT5's folders, which have no vocabulary file, are tokenised as by transformers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def ids(tokenizer: Tokenizer, text: str | tuple[str, str]) -> list[int]:
 
 @pytest.fixture(params=["saved", "published", "bare"])
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tokenizer, Any]:
-    """Ours and transformers', of a folder as transformers 5 saves it, of one as the published ones
-    are, and of one that names its class alone."""
+    """Returns our and transformers' tokenizers of a folder: one that transformers 5 saved, a
+    published one, and one that has only the class name."""
     theirs = transformers.ByT5Tokenizer()
     if request.param == "saved":
         theirs.save_pretrained(tmp_path)
@@ -61,7 +61,7 @@ def test_texts_become_the_ids_of_transformers(both):
 
 @pytest.mark.parametrize("skipped", [False, True])
 def test_ids_become_the_text_of_transformers_at_once_and_one_by_one(both, skipped):
-    """Bytes that are no character leave nothing."""
+    """Bytes that do not form a character are dropped."""
     ours, theirs = both
     chosen = random.Random(0)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Chat templates against transformers, and templates that reach for what is not theirs."""
+"""Chat templates against transformers, and templates that access what they must not."""
 
 from __future__ import annotations
 

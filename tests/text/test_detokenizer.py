@@ -28,7 +28,8 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def _named(backend: Backend, **config: object) -> Tokenizer:
-    # Added tokens of every sort: with a space, with letters that are bytes elsewhere, beyond both.
+    # Added tokens of every kind: with a space, with letters that byte-level decoders map to bytes,
+    # and others.
     backend.add_tokens([AddedToken("an added one"), AddedToken("é"), AddedToken("日")])
     backend.add_special_tokens([*SPECIAL, "<|end|>", "<ß>"])
     return Tokenizer(backend, dict(config))
@@ -58,7 +59,8 @@ def unigram() -> Tokenizer:
 
 
 def byte_fallback(*last: decoders.Decoder) -> Tokenizer:
-    """Llama 2's: spaces as ▁, bytes as tokens, one space taken from the front."""
+    """Returns a tokenizer of Llama 2's kind: spaces as ▁, bytes as tokens, one leading space
+    removed."""
     pieces = [
         *SPECIAL,
         *(f"<0x{byte:02X}>" for byte in range(256)),
@@ -134,7 +136,7 @@ def made(name: str) -> tuple[Tokenizer, Detokenizer]:
 
 
 every_tokenizer = pytest.mark.parametrize("name", MAKERS)
-# Also beyond every vocabulary. 259 to 264: spaces and a token without text, of byte_fallback's.
+# Some are beyond every vocabulary. 259 to 264: spaces and a token without text, of byte_fallback's.
 random_ids = st.lists(
     st.integers(0, 400) | st.integers(0, 30_600) | st.integers(259, 264), max_size=25
 )
@@ -180,13 +182,14 @@ def test_a_prompt_is_what_the_text_goes_on_from(name: str, ids: list[int], skip:
 
 @every_tokenizer
 def test_a_text_streams_without_a_replacement_character_of_its_own(name: str) -> None:
-    """But for added tokens, whose characters a byte-level decoder takes for bytes (é, 日 here)."""
+    """Except for added tokens, whose characters a byte-level decoder takes for bytes (é, 日
+    here)."""
     text = TEXT.translate(dict.fromkeys(map(ord, "\ufffdé日")))
     ids = ids_of(made(name)[0], text)
     assert not any("\ufffd" in piece for piece in streamed(name, ids, [], True))
 
 
-# Of each sort: ASCII, continuations, starts of 2 to 4 bytes, surrogates, U+FEFF, beyond Unicode.
+# All kinds: ASCII, continuations, starts of 2 to 4 bytes, surrogates, U+FEFF, beyond Unicode.
 AWKWARD_BYTES = bytes.fromhex("41 80 BF C3 E2 82 AC ED A0 F0 9F 98 F4 90 FF EF BB BD C0")
 
 
@@ -236,7 +239,7 @@ def test_the_first_space_is_taken_from_a_text_but_not_from_the_answer_to_a_promp
 
 
 def test_a_run_of_byte_tokens_does_not_reach_into_the_prompt() -> None:
-    """Its text is out: half a character there is not completed later."""
+    """The prompt's text was already sent: half a character at its end is not completed later."""
     tokenizer, detokenizer = made("byte fallback, Llama's")
     letter, *euro = (tokenizer.backend.token_to_id(f) for f in ("a", "<0xE2>", "<0x82>", "<0xAC>"))
     stream = detokenizer.start([letter, euro[0]])
@@ -244,7 +247,7 @@ def test_a_run_of_byte_tokens_does_not_reach_into_the_prompt() -> None:
 
 
 def test_skipped_tokens_between_words_change_nothing() -> None:
-    """Behind a window of special tokens alone, a token would look like the text's first."""
+    """After a window of special tokens only, a token would look like the text's first."""
     tokenizer, _ = made("byte fallback, Llama's")
     the, end = (tokenizer.backend.token_to_id(piece) for piece in ("▁the", "</s>"))
     ids = [the, end, end, end, end, end, end, the]
@@ -271,7 +274,7 @@ def test_a_decoder_without_an_exact_stream_is_refused(
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback, three spaces taken", "unigram"])
 def test_time_is_linear_in_the_tokens(name: str) -> None:
-    """Whatever is generated: half characters, spaces or bytes without end. A decoder that reads
+    """Whatever is generated: half characters, spaces or bytes without end. A decoder that decodes
     its text again at each token would take an hour."""
     tokenizer, detokenizer = made(name)
     started = time.process_time()

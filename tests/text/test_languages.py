@@ -29,7 +29,7 @@ TEXT = "Paris is the capital of France."
 
 
 def fast_folder(kind: str, folder: Path, **config: Any) -> Path:
-    """The same with tokenizer.json alone, as transformers writes it."""
+    """Writes the same tokenizer with tokenizer.json only, as transformers saves it."""
     theirs = transformers.AutoTokenizer.from_pretrained(FAIRSEQ[kind](folder / kind, **config))
     theirs.save_pretrained(folder)
     return folder
@@ -41,7 +41,7 @@ def loaded(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-# By name: the folder, two of its languages, and where the source's token stands.
+# By name: the folder, two of its languages, and the position of the source's token.
 CASES: dict[str, tuple[Callable[..., Path], tuple[str, str], str]] = {
     "nllb": (FAIRSEQ["nllb"], ("fra_Latn", "zho_Hans"), "front"),
     "nllb, legacy": (partial(FAIRSEQ["nllb"], legacy_behaviour=True), ("fra_Latn",) * 2, "back"),
@@ -78,7 +78,8 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_a_source_is_marked_with_its_language(case):
     ours, theirs, languages, at = case
     plain = ids(ours, TEXT)
-    assert plain == theirs(TEXT)["input_ids"]  # in the folder's language, or the class's
+    # In the folder's language, or the default of the class.
+    assert plain == theirs(TEXT)["input_ids"]
     assert ours.languages.source_at == at
     assert ours.languages.default_source == theirs.src_lang
     before = theirs.src_lang
@@ -151,7 +152,8 @@ def test_marian_reads_the_target_in_front_of_the_source(tmp_path):
     ours = loaded(marian_folder(tmp_path))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert ours.languages.codes == ["deu_Latn", "fra"]
-    for text in (TEXT, ">>deu_Latn<< " + TEXT):  # where the request's goes before the text's
+    # The second has a language, which the request's precedes.
+    for text in (TEXT, ">>deu_Latn<< " + TEXT):
         marked = ours.languages.source_ids(ids(ours, text), target_lang="fra")
         assert marked == theirs(">>fra<< " + TEXT)["input_ids"]
         assert len(marked) - len(ids(ours, TEXT)) == 1
@@ -167,13 +169,13 @@ def test_marian_reads_the_target_in_front_of_the_source(tmp_path):
     [
         ({}, None, 3),
         ({"src_lang": "python"}, "python", 3),
-        ({"src_lang": "__en_XX__"}, "en_XX", 3),  # as transformers saves it
+        ({"src_lang": "__en_XX__"}, "en_XX", 3),  # as saved by transformers
         ({"language_codes": "multi"}, "en_XX", 7),
         ({"language_codes": "multi", "src_lang": "java"}, "java", 7),
     ],
 )
 def test_plbart_marks_a_source_that_has_a_language(tmp_path, config, default, known):
-    """Models of one pair mark none of their own accord."""
+    """Models of one language pair have no default language."""
     ours = loaded(plbart_folder(tmp_path, **config))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     plain = ids(ours, TEXT)
@@ -207,7 +209,7 @@ def test_a_model_without_languages_refuses_them(tmp_path):
 
 
 def test_published_files_of_nllb_have_the_language_at_the_wrong_end(tmp_path):
-    """Their tokenizer.json is older than the class, and has it behind the text."""
+    """Their tokenizer.json is older than the class, and has it after the text."""
     fast_folder("nllb", tmp_path)
     path = tmp_path / "tokenizer.json"
     older, newer = tmp_path / "older", tmp_path / "tokenizer_config.json"
@@ -217,7 +219,7 @@ def test_published_files_of_nllb_have_the_language_at_the_wrong_end(tmp_path):
     ours = loaded(tmp_path)
     assert ids(ours, TEXT) == theirs(TEXT)["input_ids"]
     assert ids(ours, TEXT)[0] == ours.languages.ids["eng_Latn"]
-    # Of no class the file says it.
+    # For another class the file's position is used.
     newer.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     ours = loaded(tmp_path)
     assert ids(ours, TEXT)[-1] == ours.languages.ids["eng_Latn"]
@@ -240,7 +242,7 @@ def test_languages_that_a_folder_adds(tmp_path):
 
 
 def test_a_folder_may_list_other_ids_of_languages(tmp_path):
-    """As transformers 4 has made them of NLLB's pieces alone: <mask> in front of the languages."""
+    """transformers 4 made such ids from NLLB's pieces only: <mask> precedes the languages."""
     FAIRSEQ["nllb"](tmp_path)
     path = tmp_path / "tokenizer_config.json"
     values = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""A text is refused before it is tokenised only where it could never have fitted."""
+"""A text is rejected before it is tokenised only where it could never fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ WORDS = {"[UNK]": 0, "a": 1, "##b": 2, "of": 3, "the": 4, "4": 5, "中": 6}
 
 
 def bytewise(normalizer=None, *before) -> Backend:
-    """Of bytes, with long tokens of them, and one that takes the spaces around it."""
+    """Returns a byte-level tokenizer with long tokens, and one token that includes the spaces
+    around it."""
     alphabet = {one: index for index, one in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     merges = [("a", "a"), ("aa", "aa"), ("Ã", "©"), ("Ġ", "Ġ")]
     for left, right in merges:
@@ -41,7 +42,7 @@ def bytewise(normalizer=None, *before) -> Backend:
 
 
 def composed() -> Backend:
-    """A letter with three marks is one token."""
+    """Returns a tokenizer in which a letter with three marks is one token."""
     alphabet = {one: index for index, one in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
     ((letter, _),) = cut.pre_tokenize_str("\u1fa7")
@@ -53,7 +54,7 @@ def composed() -> Backend:
 
 
 def spelled(normalizer) -> Backend:
-    """Llama's kind: pieces, and bytes for what has none."""
+    """Returns a tokenizer of Llama's kind: pieces, and bytes for characters without one."""
     pieces = {**BYTES, "▁": 256, "a": 257, "aa": 258, "▁▁": 259}
     model = models.BPE(pieces, [("a", "a"), ("▁", "▁")], byte_fallback=True, fuse_unk=True)
     backend = Backend(model)
@@ -120,7 +121,7 @@ def backend_and_rule(name: str) -> tuple[Backend, LeastTokens]:
     return backend, LeastTokens(backend)
 
 
-COMPOSED = "\u03c9\u0314\u0342\u0345"  # four characters of which NFC makes one
+COMPOSED = "\u03c9\u0314\u0342\u0345"  # four characters that NFC composes to one
 PIECES = st.sampled_from(
     [
         *"aAbé4중中文ﷺﬃ ᄀ", "a" * 9, "é" * 3, " ", "  ", "\t", "\n", "\r", "\x0b", "\x0c", "\x1c",

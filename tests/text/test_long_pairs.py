@@ -46,13 +46,14 @@ def test_the_same_tokens_are_kept(
 def test_long_pairs_are_truncated_in_time(tokenizer: Tokenizer) -> None:
     tokenizer.truncation_side = "right"
     began = time.process_time()
-    left = shortened(tokenizer, (TEXT * 300, TEXT * 300), 24)  # uncut: about half an hour
+    # Without shortening: about half an hour.
+    left = shortened(tokenizer, (TEXT * 300, TEXT * 300), 24)
     assert sum(map(len, left)) < 4096
     assert time.process_time() - began < 20
 
 
 def test_a_word_that_changes_where_it_is_cut_is_left_whole(tmp_path: Path) -> None:
-    """One word of a vocabulary without its pieces is one unknown token, however long."""
+    """A word whose subwords the vocabulary lacks is one unknown token, however long."""
     save_tokenizer(tmp_path, "bert", tiny_tokenizer("wordpiece"), 64)
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer is not None

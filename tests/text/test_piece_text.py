@@ -1,4 +1,4 @@
-"""Pieces become the text that sentencepiece and transformers make of them, in a stream too."""
+"""Pieces become the text of sentencepiece and transformers, in a stream too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "user-defined": {"user_defined_symbols": "<sep>,\u2581\u2581\u2581,quick"},
 }
 SPECIAL = ["</s>", "<pad>"]
-# Of the other language, of neither, bytes that are characters or none, and spaces.
+# Pieces of the other language, of neither, bytes that are characters or not, and spaces.
 FOREIGN = ["\u2581fremd", "\u00fc\u2581", ">>fra<<", "a\n", "<unk>", "<s>"]
 SPACES = ["", "\u2581", "\u2581\u2581"]
 BYTES = [f"<0x{byte:02X}>" for byte in bytes.fromhex("41 20 E2 82 AC C3 A9 80 ED A0 F4 90 0A FF")]

@@ -1,4 +1,4 @@
-"""Texts are cut into the pieces that the sentencepiece package cuts them into."""
+"""Texts are split into the pieces of the sentencepiece package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "user-defined": {"user_defined_symbols": "<sep>,quick,2016,½"},
     "control": {"control_symbols": "<2de>,quick"},
 }
-# What is folded, deleted or joined by the rules, next to what is not.
+# Characters that the rules fold, delete or join, next to others.
 ODD = " \u2581\t\n\u00a0\u3000\u200b\ufeff\x1faesthéïA\uff21\uff1c/\uff53\uff1e</s>"
 ODD += "e\u0301\u0323\u0308가각\u1100\u1161\u11a8\ufdfa\u00b4½ﬁ日本"
 LETTERS = st.one_of(
@@ -59,7 +59,8 @@ def model(request, tmp_path_factory) -> Both:
 def check(model: Both, text: str) -> None:
     ours, theirs = model.ours, model.theirs
     got, wanted = ours.encode(text).ids, theirs.encode(text)
-    if got != wanted:  # sentencepiece adds scores in fp32; ways that are equally good may change
+    # sentencepiece adds scores in fp32, so equally good segmentations may differ.
+    if got != wanted:
         scores = [sum(map(theirs.get_score, ids)) for ids in (got, wanted)]
         rounding = 2.0**-23 * abs(scores[1]) * len(wanted)
         assert "".join(map(theirs.id_to_piece, got)) == "".join(map(theirs.id_to_piece, wanted))
@@ -88,7 +89,7 @@ def test_ids_give_the_text_back(model):
 
 
 def test_ways_that_are_equally_good_are_rare(model):
-    """Else the tests above could not fail."""
+    """Otherwise the tests above could not fail."""
     ours, theirs = model.ours, model.theirs
     same = [ours.encode(text).ids == theirs.encode(text) for text in TEXTS]
     assert np.mean(same) > 0.9

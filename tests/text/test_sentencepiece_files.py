@@ -1,4 +1,5 @@
-"""A SentencePiece file that is damaged, hostile or of another kind is refused, soon and by name."""
+"""A SentencePiece file that is damaged, malicious or of another kind is rejected, quickly and by
+name."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def trie(*units: int, texts: bytes = b"x\0") -> bytes:
     return len(words).to_bytes(4, "little") + words + texts
 
 
-# The root at offset 1; below it, at 1 ^ 97, `a`, whose offset leads back to where it stands itself.
+# The root is at offset 1; below it, at 1 ^ 97, is `a`, whose offset leads back to its own position.
 CIRCLE = trie(1 << 10, *[0] * 95, 97 | 97 << 10, *[0] * 200)
 
 DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
@@ -148,13 +149,13 @@ def test_the_largest_vocabulary_takes_bounded_memory(tmp_path):
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    # Not `ru_maxrss`: it counts the peak of the process that started this one, too.
+    # Not `ru_maxrss`, which includes the peak of the process that started this one.
     peak_kib = int(done.stdout.split("VmHWM:")[1].split()[0])
     assert peak_kib < 3 << 20
 
 
 def test_rules_are_read_whole(tmp_path):
-    """Every one of some 230,000 gives what sentencepiece makes of it."""
+    """Each of some 230,000 rules gives the result of sentencepiece."""
     data = trained(normalization_rule_name="nfkc")
     path = tmp_path / "spiece.model"
     path.write_bytes(data)

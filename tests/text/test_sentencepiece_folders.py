@@ -1,4 +1,4 @@
-"""Folders with SentencePiece files and no tokenizer.json are tokenised as transformers does it."""
+"""Folders with SentencePiece files and no tokenizer.json are tokenised as by transformers."""
 
 from __future__ import annotations
 
@@ -75,14 +75,15 @@ class Both:
         return self.slow.ids(text) if self.slow else list(self.theirs(text)["input_ids"])
 
     def names(self, of_ids: list[int]) -> list[str]:
-        if getattr(self.theirs, "separate_vocabs", False):  # its own are those of the target's
+        # Its own are those of the target vocabulary.
+        if getattr(self.theirs, "separate_vocabs", False):
             pieces = {index: piece for piece, index in self.theirs.encoder.items()}
             return [pieces[index] for index in of_ids]
         return self.theirs.convert_ids_to_tokens(of_ids)
 
     def check(self, text: str) -> None:
         got, wanted = ids(self.ours, text), self.wanted(text)
-        if got != wanted:  # ways that are equally good in fp32 may change
+        if got != wanted:  # segmentations that are equally good in fp32 may differ
             names = [self.names(each) for each in (got, wanted)]
             assert "".join(names[0]) == "".join(names[1])
             pieces = [map(self.model.piece_to_id, each) for each in names]
@@ -107,7 +108,7 @@ def test_a_text_that_has_two_best_ways(both):
 
 
 def test_most_texts_have_the_same_ids(both):
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     same = [ids(both.ours, text) == both.wanted(text) for text in TEXTS]
     assert np.mean(same) > 0.9
 
@@ -115,9 +116,9 @@ def test_most_texts_have_the_same_ids(both):
 @given(PLAIN_TEXT, PLAIN_TEXT)
 @settings(max_examples=30)
 def test_any_pair(both, first, second):
-    # transformers takes an empty second for none, and reads a language in front of it, too.
+    # transformers treats an empty second text as none, and also reads a language at its beginning.
     if second and "<<" not in first + second:
-        if both.slow:  # whose texts the fast class may cut in another way
+        if both.slow:  # the fast class may split their texts in another way
             first, second = TEXTS[len(first) % 10], TEXTS[len(second) % 10]
         assert ids(both.ours, first, second) == both.theirs(first, second)["input_ids"]
 
@@ -138,7 +139,7 @@ def test_any_ids_give_their_text(both, data):
     if both.kind == "t5":
         return
     known = [index for index in range(len(both.theirs)) if both.ours.has(index)]
-    few = st.integers(0, 4).map(known.__getitem__)  # special ones
+    few = st.integers(0, 4).map(known.__getitem__)  # special tokens
     numbers = data.draw(st.lists(st.sampled_from(known) | few, max_size=12))
     for skipped in (False, True):
         wanted = both.theirs.decode(numbers, skip_special_tokens=skipped)
@@ -146,7 +147,7 @@ def test_any_ids_give_their_text(both, data):
 
 
 def test_each_piece_alone_has_the_text_that_transformers_gives_it(tmp_path):
-    """Of the first piece all spaces go, also those inside."""
+    """All spaces of the first piece are removed, also those inside."""
     FOLDERS["mbart"](tmp_path)
     model = trained(split_by_whitespace=False)
     (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
@@ -184,7 +185,8 @@ def test_a_twin_and_lower_case(both):
     twin.lowercase()
     assert ids(twin, "WHERE was It?") == ids(both.ours, "where was it?")
     assert ids(both.ours, "WHERE") != ids(twin, "WHERE")
-    assert twin.least_tokens.of("a" * 100_000, 10) == 0  # any number of unknown ones is one token
+    # Any number of unknown characters is one token.
+    assert twin.least_tokens.of("a" * 100_000, 10) == 0
 
 
 def test_texts_and_ids_of_the_endpoint(both):
@@ -221,7 +223,7 @@ def test_texts_of_one_vocabulary_are_cut_in_one_way(tmp_path):
 
 
 def test_ids_of_another_vocabulary_have_its_special_tokens(tmp_path):
-    """<pad> stands last on each side; transformers takes the source's for that of the target."""
+    """<pad> is last on each side; transformers takes the source's for that of the target."""
     FOLDERS["marian, separate"](tmp_path)
     pads = []
     for name in ("vocab", "target_vocab"):
@@ -239,7 +241,7 @@ def test_ids_of_another_vocabulary_have_its_special_tokens(tmp_path):
 def test_the_class_or_else_the_model_type_says_what_the_files_are(tmp_path):
     t5_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
-    assert Tokenizer.load(tmp_path) is None  # of what model?
+    assert Tokenizer.load(tmp_path) is None  # no model type
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mt5"}))
     assert loaded(tmp_path).has(trained_size() + 99)
     (tmp_path / "tokenizer_config.json").write_text(

@@ -1,5 +1,5 @@
-"""The small Blenderbot's folders, which have no tokenizer.json, are tokenised as transformers does
-it."""
+"""The small Blenderbot's folders, which have no tokenizer.json, are tokenised as by
+transformers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ANY_TEXT = st.lists(st.sampled_from([*ODD, *TEXTS, *SPECIAL]), max_size=8).map("
 
 @cache
 def trained() -> tuple[dict[str, int], list[str]]:
-    """A vocabulary, which lacks every seventh piece, also those that others are merged of; and the
-    lines of merges.txt."""
+    """Returns a vocabulary without every seventh piece, including pieces that others are merged
+    from, and the lines of merges.txt."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(end_of_word_suffix="</w>"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     trainer = tokenizers.trainers.BpeTrainer(
@@ -84,7 +84,7 @@ def test_any_text(both, text):
 
 
 def test_texts_are_cut_into_more_than_unknown_tokens(both):
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     ours, theirs = both
     cut = [token for text in TEXTS for token in ids(ours, text)]
     assert 0 < cut.count(theirs.unk_token_id) < len(cut) / 2

@@ -1,4 +1,4 @@
-"""Texts of single tokens join to the text of all, over tokenizers of many kinds."""
+"""The texts of single tokens join to the text of all, over tokenizers of many kinds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.text.test_detokenizer import MAKERS, ids_of, made
 
-# Those of models that echo a prompt, whose texts depend on no token further back.
+# Models that echo a prompt, whose texts do not depend on earlier tokens.
 JOINING = [name for name in MAKERS if name.startswith("byte")] + ["unigram", "word piece", "t5"]
 
 

@@ -1,4 +1,4 @@
-"""Tokens are joined to words as transformers' tokenizer of Whisper joins them."""
+"""Tokens are joined to words as by transformers' tokenizer of Whisper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = [
 
 
 class Vocabulary:
-    """Tokens of bytes, as a byte-level tokenizer has them; what transformers asks a tokenizer."""
+    """Tokens of bytes, as in a byte-level tokenizer, with the methods that transformers calls."""
 
     language = None
     eos_token_id = 10**6
@@ -33,7 +33,7 @@ class Vocabulary:
 
 
 def cut(data: bytes, chosen: random.Random) -> list[bytes]:
-    """Into pieces of one to five bytes, which end anywhere."""
+    """Splits bytes into pieces of one to five bytes, also within characters."""
     pieces = []
     while data:
         length = chosen.randint(1, 5)

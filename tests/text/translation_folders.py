@@ -24,7 +24,7 @@ def pieces_of(model: bytes) -> list[str]:
 
 
 def vocabulary(names: list[str], *ends: str) -> dict[str, int]:
-    """Ids in another order than the file's; every seventh piece has none."""
+    """Returns ids in another order than the file's; every seventh piece has none."""
     kept = [name for index, name in enumerate(names) if index % 7 or name.startswith("<")]
     shuffled = np.random.default_rng(0).permutation(kept).tolist()
     return {name: index for index, name in enumerate([*shuffled, *ends])}
@@ -52,7 +52,7 @@ def marian_folder(folder: Path, **options: Any) -> Path:
 
 
 def separate_marian_folder(folder: Path) -> Path:
-    """Each side with ids of its own, but for the special tokens."""
+    """Writes a folder in which each side has its own ids, except for the special tokens."""
     marian_folder(folder)
     special = ["</s>", "<unk>", "<pad>"]
     for name, side in (("vocab", "source"), ("target_vocab", "target")):
@@ -79,9 +79,10 @@ def m2m_100_folder(folder: Path, **config: Any) -> Path:
 
 
 def fairseq_folder(kind: str, folder: Path, **config: Any) -> Path:
-    """`kind`: of tokenizer, as MBart50. transformers reads a unigram model for all but NLLB."""
+    """`kind`: the kind of tokenizer, as MBart50. transformers reads a unigram model for all but
+    NLLB."""
     model = trained(model_type="bpe" if kind == "Nllb" else "unigram")
-    if kind == "Nllb":  # of its languages transformers knows those that the folder lists
+    if kind == "Nllb":  # transformers only knows the NLLB languages that the folder lists
         last = len(pieces_of(model)) + 1
         special = {name: index for index, name in enumerate(("<s>", "<pad>", "</s>", "<unk>"))}
         special |= {name: last + index for index, name in enumerate((*NLLB, "<mask>"))}
@@ -118,8 +119,8 @@ FOLDERS: dict[str, Callable[..., Path]] = {"t5": t5_folder, **PYTHON_CLASSES, **
 
 
 class SlowFairseq(transformers.PreTrainedTokenizer):
-    """Texts as transformers' fairseq classes in Python cut them, which its fast ones only come
-    near to: special tokens by transformers, what stands between them by sentencepiece."""
+    """Splits texts as transformers' fairseq classes in Python do, which its fast ones only
+    approximate: special tokens by transformers, the text between them by sentencepiece."""
 
     def __init__(self, fast: Any, model: sentencepiece.SentencePieceProcessor) -> None:
         self.fast = fast

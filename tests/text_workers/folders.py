@@ -1,4 +1,4 @@
-"""Folders with a tokenizer of bytes, and templates and tokenizers that mean harm."""
+"""Folders with a byte-level tokenizer, and malicious templates and tokenizers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tokenizers import Regex, pre_tokenizers
 from tests.engine.generating import byte_tokenizer
 
 SLOW_WORDS = ("x" * 20 + " ") * 3000
-# Does harm when the last message says so, else says its content.
+# A template that does harm when the last message requests it, otherwise returns its content.
 HARM = "{{% if messages[-1].content == 'harm' %}}{}{{% endif %}}{{{{ messages[-1].content }}}}"
 
 
 def give_harm_a_second(
     patch: pytest.MonkeyPatch, *words: str, begins: Callable[[], object] = lambda: None
 ) -> None:
-    """A worker's calls with one of the words ("harm") in them have a deadline of one second, from
-    when `begins` returns; all others that of the product, whatever else the machine does."""
+    """Gives a worker's calls that contain one of the words ("harm") a deadline of one second after
+    `begins` returns. All others have the product's deadline, however busy the machine is."""
     call = WorkerProcess.call
     marks = [word.encode() for word in words or ("harm",)]
 
@@ -45,7 +45,7 @@ def text_folder(folder: Path, template: str | None = "{{ messages[-1].content }}
 
 def backtracking(folder: Path) -> None:
     """Replaces the folder's tokenizer by one that takes exponential time for words of many x: a
-    tenth of a second for each of SLOW_WORDS, and for longer ones it gives up."""
+    tenth of a second for each of SLOW_WORDS; for longer ones it gives up."""
     path = str(folder / "tokenizer.json")
     backend = tokenizers.Tokenizer.from_file(path)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -58,7 +58,7 @@ def backtracking(folder: Path) -> None:
 
 
 def grown(start: str, step: str, use: str = "") -> str:
-    """x, made of itself sixty times."""
+    """Returns a template that applies `step` to x sixty times."""
     loop = f"{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
     return f"{{% set n = namespace(x={start}) %}}{loop}{use}"
 

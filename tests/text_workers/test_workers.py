@@ -1,4 +1,5 @@
-"""Whatever a folder's template or tokenizer does, it ends in time, and others do not wait."""
+"""Whatever a folder's template or tokenizer does, it is stopped in time, and other requests do not
+wait."""
 
 from __future__ import annotations
 
@@ -33,14 +34,15 @@ from tests.text_workers.folders import (
 )
 
 TIMEOUT_S = 60
-# A second, and what a busy machine takes to end the process: less than the product's own deadline.
+# A second, plus the time of a busy machine to end the process: less than the product's own
+# deadline.
 ENDED_S = 9.0
 MIB = 1 << 20
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., TextWorkers]]:
-    """started(template): workers of a folder that has it."""
+    """started(template): text workers of a folder with this template."""
     running: list[TextWorkers] = []
 
     def start(template: str | None = "{{ messages[-1].content }}", **given: Any) -> TextWorkers:
@@ -318,7 +320,7 @@ def test_a_call_that_waited_too_long_is_refused(
 
 
 def test_a_worker_ends_with_its_owner(tmp_path: Path) -> None:
-    """Also one that is busy, whose owner was killed."""
+    """This includes a busy worker whose owner was killed."""
     folder = text_folder(tmp_path / "folder", STRIP)
     program = (
         "from pathlib import Path\n"
@@ -361,13 +363,13 @@ def test_workers_that_were_never_needed_were_never_started(tmp_path: Path) -> No
 
 
 def _in_the_worker(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """Executed with its module as `w`, before it begins."""
+    """Executes the statement in each worker before it begins, with its module as `w`."""
     begun = f"w = program; {statement}\nprogram.main("
     monkeypatch.setattr(process, "_PROGRAM", process._PROGRAM.replace("program.main(", begun))
 
 
 def _resident(pid: int) -> int:
-    """Bytes; 0 of a process that has ended."""
+    """Returns the resident bytes; 0 for a process that has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, IndexError):
@@ -375,7 +377,7 @@ def _resident(pid: int) -> int:
 
 
 def _status(pid: int, field: str) -> str:
-    """Of /proc."""
+    """Returns a field of /proc/PID/status."""
     return Path(f"/proc/{pid}/status").read_text().split(f"{field}:")[1].split("\n")[0].strip()
 
 

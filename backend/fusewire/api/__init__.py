@@ -1,1 +1,2 @@
-"""The Python interface: lists of texts in, arrays, scores and texts out, in this process."""
+"""The Python interface: lists of texts in, arrays, scores and texts out, in the caller's
+process."""

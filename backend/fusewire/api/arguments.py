@@ -1,4 +1,4 @@
-"""Arguments that several classes check in the same way."""
+"""Checks of arguments that several classes share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fusewire.errors import InvalidInput, sent, type_name
 
 
 def listed(name: str, given: Any, things: str) -> list[Any]:
-    """An argument that is a list of `things`; InvalidInput for one of them, and for what is no
-    list."""
+    """Returns an argument as a list of `things`. Raises InvalidInput for a single one of them, and
+    for other values that are not iterable."""
     if isinstance(given, (str, bytes, Mapping)):
         raise InvalidInput(name, f"one {type_name(given)}", f"a list of {things}", "write […]")
     if not isinstance(given, Iterable):
@@ -20,7 +20,7 @@ def listed(name: str, given: Any, things: str) -> list[Any]:
 
 
 def check_top_k(top_k: object, remedy: str) -> None:
-    """InvalidInput unless it is None or a whole number of at least 1."""
+    """Raises InvalidInput unless `top_k` is None or an integer of at least 1."""
     if top_k is None:
         return
     if not isinstance(top_k, Integral) or isinstance(top_k, bool) or top_k < 1:

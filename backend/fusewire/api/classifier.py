@@ -1,4 +1,4 @@
-"""`Classifier`: texts to labels, as transformers' text-classification pipeline."""
+"""`Classifier`: labels of texts, as in transformers' text-classification pipeline."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ class Classifier(TextModel):
         Args:
             texts: A text or a list of them; each may be a pair, as a tuple or as
                 `{"text": …, "text_pair": …}`.
-            top_k: How many labels of each text, best first; None: all.
-            function_to_apply: From logits to scores: `none`, `sigmoid` or `softmax`. Default: as
-                transformers chooses by the configuration's problem_type and number of labels.
+            top_k: Number of labels per text, best first; None: all.
+            function_to_apply: The function from logits to scores: `none`, `sigmoid` or `softmax`.
+                Default: chosen from the problem_type and the number of labels in config.json, as in
+                transformers.
             truncation: Truncate texts that are too long for the model instead of rejecting them.
             batch_size: Maximum number of texts tokenised together. No need to tune it: batches
                 are formed by tokens, at most `max_batch_tokens`.
@@ -63,8 +64,8 @@ class Classifier(TextModel):
                 second. False: never.
 
         Returns:
-            `{"label": …, "score": …}` of each text; where `top_k` is not 1, a list of them for
-            each. For a single text a list with one entry: `[{"label": …, "score": …}, …]`.
+            `{"label": …, "score": …}` for each text; if `top_k` is not 1, a list of them for each
+            text. For a single text its list of labels: `[{"label": …, "score": …}, …]`.
 
         Raises:
             InvalidInput: A text is not a str, or is too long without truncation.

@@ -1,4 +1,4 @@
-"""`Embedder`: texts to vectors, as sentence-transformers' `SentenceTransformer`."""
+"""`Embedder`: vectors of texts, as in sentence-transformers' `SentenceTransformer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusewire.tasks.parameters import Value
 from fusewire.tasks.sentence_files import SentenceFiles
 
 Texts = str | Sequence[str]
-# By default; a folder says otherwise in config_sentence_transformers.json.
+# Default prompts; config_sentence_transformers.json overrides them.
 _NO_PROMPTS = {"query": "", "document": ""}
 _DOCUMENTS = ("document", "passage", "corpus")
 
@@ -24,10 +24,10 @@ _DOCUMENTS = ("document", "passage", "corpus")
 class Embedder(TextModel):
     """Embeds texts by a model folder or a Hugging Face id.
 
-    Pooling, scaling, prompts, the longest text and the similarity are those of the folder's
-    sentence-transformers files; without them, the unscaled mean of the token vectors. Nothing is
-    padded, so there is no need to sort texts or to choose a batch size. Texts longer than
-    `max_length` are truncated.
+    Pooling, normalisation, prompts, maximum length and similarity are those of the folder's
+    sentence-transformers files; without them, embeddings are the mean of the token vectors, not
+    normalised. Nothing is padded, so there is no need to sort texts or to choose a batch size.
+    Texts longer than `max_length` are truncated.
 
     Threads may share an Embedder; they wait for each other.
     """
@@ -46,7 +46,7 @@ class Embedder(TextModel):
 
     @property
     def max_seq_length(self) -> int:
-        """Longest text in tokens; longer ones are truncated."""
+        """Maximum length of a text in tokens; longer texts are truncated."""
         return self._engine.max_length
 
     @property
@@ -55,7 +55,7 @@ class Embedder(TextModel):
         return self._engine.model.place.device
 
     def get_embedding_dimension(self) -> int:
-        """Length of an embedding."""
+        """Returns the number of elements of an embedding."""
         return self._dimension
 
     def encode(
@@ -73,19 +73,19 @@ class Embedder(TextModel):
 
         Args:
             texts: A text, or a list of them. Those longer than `max_seq_length` are truncated.
-            prompt_name: Name of the prompt, of `prompts`, to put before each text. Default: the
+            prompt_name: Name of the prompt in `prompts` to put before each text. Default: the
                 folder's `default_prompt_name`, else none.
-            prompt: The prompt itself; goes before `prompt_name`.
+            prompt: The prompt itself; takes precedence over `prompt_name`.
             batch_size: Maximum number of texts tokenised together. No need to tune it: batches
                 are formed by tokens, at most `max_batch_tokens`.
             show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
                 second. False: never.
             normalize_embeddings: Scale embeddings to length 1. Default: as the folder says.
-            truncate_dim: Keep this many leading values of each embedding (of a Matryoshka model).
-                Scaled to length 1 after it where `normalize_embeddings` is True.
+            truncate_dim: Keep this many leading elements of each embedding (of a Matryoshka
+                model). With `normalize_embeddings` they are then scaled to length 1.
 
         Returns:
-            float32 [n, dim]; of a single text [dim].
+            float32 [n, dim]; for a single text [dim].
 
         Raises:
             InvalidInput: A text is not a str, or there is no such prompt or dimension.
@@ -131,8 +131,8 @@ class Embedder(TextModel):
         normalize_embeddings: bool | None = None,
         truncate_dim: int | None = None,
     ) -> NDArray[np.float32]:
-        """As `encode`, for queries: with the prompt named `query`, where no other is
-        given. A folder without such a prompt has none put before its queries."""
+        """As `encode`, for queries: with the prompt named `query` if no other is given. If the
+        folder has no such prompt, none is put before queries."""
         return self.encode(
             texts,
             prompt_name="query" if prompt_name is None else prompt_name,
@@ -154,8 +154,8 @@ class Embedder(TextModel):
         normalize_embeddings: bool | None = None,
         truncate_dim: int | None = None,
     ) -> NDArray[np.float32]:
-        """As `encode`, for documents: with the first prompt there is of `document`,
-        `passage` and `corpus`, where no other is given."""
+        """As `encode`, for documents: with the first prompt of `document`, `passage` and `corpus`
+        that exists if no other is given."""
         first = next(name for name in _DOCUMENTS if name in self.prompts)
         return self.encode(
             texts,
@@ -168,13 +168,13 @@ class Embedder(TextModel):
         )
 
     def similarity(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
-        """The similarity of each embedding of `a` [n, dim] with each of `b` [m, dim], by
+        """Returns the similarity of each embedding of `a` [n, dim] to each of `b` [m, dim], by
         `similarity_fn_name`: float32 [n, m], larger is more similar. A vector [dim] is one row;
-        distances are negative."""
+        distances are negated."""
         return similarity.similarity(self.similarity_fn_name, a, b)
 
     def similarity_pairwise(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
-        """As `similarity`, of each embedding of `a` [n, dim] with the same row of `b` [n, dim]:
+        """As `similarity`, of each embedding of `a` [n, dim] to the same row of `b` [n, dim]:
         float32 [n]."""
         return similarity.similarity_pairwise(self.similarity_fn_name, a, b)
 

@@ -1,4 +1,4 @@
-"""A model folder opened to generate: what `LLM` and `Transcriber` share."""
+"""A model folder opened for generation: what `LLM` and `Transcriber` share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GeneratingModel:
         self.engine = GenerationEngine(self._folder, GenerationSettings(**given), device)
 
     def close(self) -> None:
-        """Ends what runs and frees the KV cache."""
+        """Cancels the requests that are running and frees the KV cache."""
         self.engine.close()
 
     def __enter__(self) -> Self:

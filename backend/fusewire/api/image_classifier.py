@@ -1,4 +1,4 @@
-"""`ImageClassifier`: images to labels, as transformers' image-classification pipeline."""
+"""`ImageClassifier`: labels of images, as in transformers' image-classification pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ImageClassifier(ImageFolder):
     image-classification head: ViT, DeiT, DINOv2, CLIP or SigLIP. For labels of your own see
     ZeroShotImageClassifier.
 
-    Images are prepared as the folder's preprocessor_config.json says. Threads may share an
+    Images are preprocessed as the folder's preprocessor_config.json says. Threads may share an
     ImageClassifier; they wait for each other.
     """
 
@@ -43,16 +43,17 @@ class ImageClassifier(ImageFolder):
         Args:
             images: An image or a list of them; each is a path, the bytes of a
                 file, or a PIL image.
-            top_k: How many labels of each image, best first; None: all.
-            function_to_apply: From logits to scores: `none`, `sigmoid` or `softmax`. Default: as
-                transformers chooses by the configuration's problem_type and number of labels.
-            batch_size: Images computed at once. Default: 32.
+            top_k: Number of labels per image, best first; None: all.
+            function_to_apply: The function from logits to scores: `none`, `sigmoid` or `softmax`.
+                Default: chosen from the problem_type and the number of labels in config.json, as in
+                transformers.
+            batch_size: Maximum number of images computed together. Default: 32.
 
         Returns:
             A list of `{"label": …, "score": …}` for each image; for a single image its list.
 
         Raises:
-            InvalidInput: An image cannot be read: it names which and why.
+            InvalidInput: An image cannot be read; the message says which and why.
         """
         check_top_k(top_k, "raise it, or give None for all")
         logits = self._results(images, batch_size)

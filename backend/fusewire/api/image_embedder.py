@@ -1,4 +1,4 @@
-"""`ImageEmbedder`: images, and texts about them, to vectors."""
+"""`ImageEmbedder`: vectors of images, and of texts about them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fusewire.api.image_texts import ImageTexts
 
 
 class ImageEmbedder(ImageFolder):
-    """Embeds images (JPEG, PNG, WebP) by a model folder or a Hugging Face id: of CLIP and SigLIP in
-    the space that images share with texts (`encode_text`), of ViT, DeiT and DINOv2 the class token
-    of the last hidden state.
+    """Embeds images (JPEG, PNG, WebP) by a model folder or a Hugging Face id. Embeddings of CLIP
+    and SigLIP are in the space that images share with texts (`encode_text`), those of ViT, DeiT and
+    DINOv2 are the class token of the last hidden state.
 
-    Images are prepared as the folder's preprocessor_config.json says. Threads may share an
+    Images are preprocessed as the folder's preprocessor_config.json says. Threads may share an
     ImageEmbedder; they wait for each other.
     """
 
@@ -37,13 +37,13 @@ class ImageEmbedder(ImageFolder):
             images: An image or a list of them; each is a path, the bytes of a
                 file, or a PIL image.
             normalize_embeddings: Scale the embeddings to length 1.
-            batch_size: Images computed at once. Default: 32.
+            batch_size: Maximum number of images computed together. Default: 32.
 
         Returns:
             float32 [images, size]; for a single image [size].
 
         Raises:
-            InvalidInput: An image cannot be read: it names which and why.
+            InvalidInput: An image cannot be read; the message says which and why.
         """
         found = _scaled(self._results(images, batch_size), normalize_embeddings)
         return found[0] if isinstance(images, Image) else found
@@ -51,8 +51,8 @@ class ImageEmbedder(ImageFolder):
     def encode_text(
         self, texts: str | Sequence[str], *, normalize_embeddings: bool = False
     ) -> NDArray[np.float32]:
-        """Embeds texts, in their order, to be compared with images: by CLIP or SigLIP, whose
-        encoder of texts is loaded at the first call.
+        """Embeds texts, in their order, to compare them with images (CLIP and SigLIP). The encoder
+        of texts is loaded at the first call.
 
         Args:
             texts: A text or a list of them.
@@ -62,7 +62,8 @@ class ImageEmbedder(ImageFolder):
             float32 [texts, size], of the same size as those of images; for a single text [size].
 
         Raises:
-            InvalidInput: A text is too long for the model (CLIP: 77 tokens, SigLIP: 64), or no str.
+            InvalidInput: A text is too long for the model (CLIP: 77 tokens, SigLIP: 64), or not a
+                str.
             CheckpointError: The model has no encoder of texts, or the folder no tokenizer.
         """
         many = [texts] if isinstance(texts, str) else listed("texts", texts, "texts")

@@ -1,4 +1,4 @@
-"""An encoder of images that answers lists of them: read in threads while the device computes."""
+"""An encoder of images for lists of images, which threads decode while the device computes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fusewire.settings import EngineSettings
 Image = bytes | str | Path | PILImage
 Read = Callable[[], list[NDArray[np.float32]]]
 
-_BATCH = 32  # images computed at once
+_BATCH = 32  # images computed together by default
 
 
 class ImageFolder:
-    """A model folder opened for one task: what the classes for images share."""
+    """A model folder opened for one task: the base of the classes for images."""
 
     _task: ClassVar[str]
 
@@ -46,10 +46,11 @@ class ImageFolder:
             device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
-                `bfloat16` on the CPU: of the matrices alone.
-            quantize: Format of the matrices of the model's layers: `none` (that of `dtype`),
-                `int8`, on Hopper GPUs `fp8`.
-            quantize_skip: Names of matrices that `quantize` leaves, as `fusewire import` chooses
+                On the CPU `bfloat16` is the storage format of the matrices only, and the
+                computation is in float32.
+            quantize: Format of the weight matrices of the model's layers: `none` (that of
+                `dtype`), `int8`, on Hopper GPUs `fp8`.
+            quantize_skip: Names of matrices that are not quantised, as `fusewire import` selects
                 and prints them.
             revision: Branch, tag or commit of a Hugging Face id.
 
@@ -68,7 +69,7 @@ class ImageFolder:
         self._loaded()
 
     def _loaded(self) -> None:
-        """What a class loads besides."""
+        """Loads what a subclass needs in addition."""
 
     @property
     def device(self) -> str:
@@ -78,7 +79,8 @@ class ImageFolder:
     def _results(
         self, images: Image | Sequence[Image], batch_size: int | None
     ) -> NDArray[np.float32]:
-        """What the head makes of one or more images, [n, values]; InvalidInput names the image."""
+        """Returns the head's results for one or more images, [n, values]. Raises InvalidInput with
+        the index of the image."""
         images = [images] if isinstance(images, Image) else listed("images", images, "images")
         if not images:
             raise InvalidInput("images", "none", "1 or more", "give an image")
@@ -101,7 +103,7 @@ class ImageFolder:
 
 
 def _read(image: Image, index: int) -> bytes | PILImage:
-    """The encoded image, or a copy of one that is decoded already."""
+    """Returns the encoded image, or a copy of a decoded one."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, PILImage):

@@ -15,7 +15,7 @@ from fusewire.text.tower_tokenizer import TowerTokenizer
 
 
 class ImageTexts:
-    """Embeds texts beside a model of images; serves one caller at a time."""
+    """Embeds the texts of a model of images and texts. Serves one caller at a time."""
 
     def __init__(self, folder: Path, place: Placement) -> None:
         self.tower = load_text_tower(folder, place)
@@ -24,7 +24,8 @@ class ImageTexts:
         )
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[texts, size]. InvalidInput: none, one that is no str, or too long."""
+        """Returns embeddings [texts, size]. Raises InvalidInput for no text, and for one that is
+        not a str or is too long."""
         if not texts:
             raise InvalidInput("texts", "none", "1 or more", "give a text")
         for index, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""`LLM`: prompts to texts, as vLLM's class of that name."""
+"""`LLM`: generates texts for prompts, as vLLM's class of this name."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Message = Mapping[str, Any]
 class LLM(GeneratingModel):
     """Generates with a model folder or a Hugging Face id, many prompts at a time.
 
-    All prompts of a call run in one engine with continuous batching: a list of them is the fastest
-    way. A context manager: on exit the model's memory is freed. Threads may share an LLM; their
+    All prompts of a call run in one engine with continuous batching, so passing a list of them is
+    fastest. A context manager: on exit the model's memory is freed. Threads may share an LLM; their
     prompts then run together.
     """
 
@@ -58,28 +58,30 @@ class LLM(GeneratingModel):
             device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
-                `bfloat16` on the CPU: of the matrices alone.
-            quantize: Format of the matrices of the model's layers: `none` (that of `dtype`),
-                `int8`, on Hopper GPUs `fp8`.
-            quantize_skip: Names of matrices that `quantize` leaves, as `fusewire import` chooses
+                On the CPU `bfloat16` is the storage format of the matrices only, and the
+                computation is in float32.
+            quantize: Format of the weight matrices of the model's layers: `none` (that of
+                `dtype`), `int8`, on Hopper GPUs `fp8`.
+            quantize_skip: Names of matrices that are not quantised, as `fusewire import` selects
                 and prints them.
             revision: Branch, tag or commit of a Hugging Face id.
-            max_length: Longest prompt and answer together, in tokens; of an encoder-decoder model
-                each of them. Default: the positions that the model has.
-            max_sequences: Sequences that run at the same time. Default: 64.
-            max_batch_tokens: Tokens computed in one step. Default: 2048.
-            max_waiting: Sequences that the engine holds beyond those that run; more wait outside.
-                Default: 256.
-            kv_cache_mib: Memory of the KV cache. Default: what max_sequences of max_length
-                need, at most nine tenths of a GPU's free memory or a quarter of the machine's.
+            max_length: Maximum length of prompt and generated text together, in tokens; of an
+                encoder-decoder model of each of them. Default: the model's number of positions.
+            max_sequences: Maximum number of sequences that run at the same time. Default: 64.
+            max_batch_tokens: Maximum number of tokens computed in one step. Default: 2048.
+            max_waiting: Maximum number of sequences in the engine beyond those that run; further
+                ones wait outside. Default: 256.
+            kv_cache_mib: Size of the KV cache in MiB. Default: enough for max_sequences of
+                max_length, at most nine tenths of a GPU's free memory or a quarter of the
+                machine's.
             kv_cache_dtype: Data type of the KV cache: `auto` (that of the computation), on GPUs
                 `fp8` (float8 e4m3, in half of the memory).
             prefix_caching: Reuse the KV pages of earlier prompts that begin with the same tokens.
             graphs: Capture steps as CUDA graphs and replay them; no effect on the CPU.
-            threads: CPU threads; 0: one for each core.
+            threads: CPU threads; 0: one per core.
 
         Raises:
-            CheckpointError: The folder cannot be read, or its model does not generate.
+            CheckpointError: The folder cannot be read, or its model does not generate text.
             ConfigurationError: There is no such device, dtype or format here, or a value is out of
                 range.
         """
@@ -114,18 +116,19 @@ class LLM(GeneratingModel):
         Args:
             prompts: Texts, lists of token ids, or vLLM's `{"prompt": …}` and
                 `{"prompt_token_ids": …}`; or one of these.
-            sampling_params: How to answer all of them, or each.
+            sampling_params: Parameters for all prompts, or one for each.
             use_tqdm: Show progress and tokens/s on a terminal.
-            **parameters: Instead of `sampling_params`, its fields: `max_new_tokens=128`, …
+            **parameters: Fields of SamplingParams, in place of it: `max_new_tokens=128`, …
 
         Returns:
             A RequestOutput for each prompt.
 
         Raises:
             InvalidInput: A prompt or a parameter is out of range. Raised before anything is
-                computed, and names the prompt's index.
+                computed, with the index of the prompt.
             Unavailable: The model was closed.
-            IncompleteOutputs: Some failed while computing; it holds the outputs of the others.
+            IncompleteOutputs: Some prompts failed while they were computed; the error has the
+                outputs of the others.
         """
         many = _prompts(prompts)
         return answers(
@@ -142,10 +145,11 @@ class LLM(GeneratingModel):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **parameters: Any,
     ) -> list[RequestOutput]:
-        """Answers conversations, in their order, by the model's chat template.
+        """Answers conversations, in their order, with the model's chat template.
 
-        The template is rendered in this process, without a limit on time or memory: load models
-        from sources you trust, or serve them (`fusewire serve` renders in processes with limits).
+        The template is rendered in the caller's process, without limits on time or memory: load
+        models only from sources you trust, or serve them (`fusewire serve` renders in processes
+        with limits).
 
         Args:
             messages: A conversation, a list of `{"role": …, "content": …}`; or a list of them.
@@ -189,7 +193,8 @@ class LLM(GeneratingModel):
 
 
 def _prompts(prompts: Any) -> list[Any]:
-    """One prompt as a list of one; dictionaries as what they hold."""
+    """Returns a list of prompts, also for a single one, with dictionaries replaced by their
+    contents."""
     ids = isinstance(prompts, Sequence | np.ndarray) and not isinstance(prompts, (str, bytes))
     one = isinstance(prompts, (str, Mapping)) or (
         ids and len(prompts) > 0 and isinstance(prompts[0], Integral)
@@ -217,7 +222,7 @@ def _parameters(
     parameters: Mapping[str, Any],
     count: int,
 ) -> list[dict[str, Any]]:
-    """The parameters of each prompt."""
+    """Returns the parameters of each prompt."""
     if sampling_params is None:
         return [dict(parameters)] * count
     if parameters:

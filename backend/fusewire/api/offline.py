@@ -1,5 +1,5 @@
-"""A list of prompts through one engine: as many as it admits at a time, without work per
-token beyond the engine's own."""
+"""Runs a list of prompts through an engine, as many as it admits at a time, without work per token
+beyond the engine's own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fusewire.generation.prompt import Sound, read_prompt
 from fusewire.generation.request import GenerationRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-# Reads a sound when its turn has come, as its features are memory; InvalidInput.
+# Reads an audio input when it is its turn, since features take memory. Raises InvalidInput.
 Unread = Callable[[], Sound]
 
-# Prompts that begin in one step; more would keep the device waiting for the first of them.
+# Prompts that are submitted together; with more, the device would wait longer for the first.
 _TOGETHER = 128
 
 
@@ -40,8 +40,9 @@ def answers(
     shown: bool,
     field: str = "",
 ) -> list[RequestOutput]:
-    """Outputs in the order of `prompts`; `requested`: the parameters of each. InvalidInput where
-    nothing is computed, and IncompleteOutputs after all, name `field` (default: the prompts)."""
+    """Returns outputs in the order of `prompts`. `requested`: the parameters of each. Raises
+    InvalidInput if nothing was computed, or IncompleteOutputs after everything was; both name
+    `field` (default: the prompts)."""
     if engine.closed:
         raise Unavailable("model: got a call after it was closed, wanted one before; open it again")
     work = _checked(engine, prompts, requested, field)
@@ -87,8 +88,9 @@ def _checked(
     requested: Sequence[dict[str, Any]],
     field: str,
 ) -> list[tuple[CheckedPrompt | Unread, GenerationParameters]]:
-    """Prompts and their parameters; the error of the first that cannot be answered is raised."""
-    made: dict[int, GenerationParameters] = {}  # of one object, which prompts share
+    """Returns the prompts and their parameters. Raises the error of the first prompt that cannot be
+    answered."""
+    made: dict[int, GenerationParameters] = {}  # by id: prompts may share one object
     work: list[tuple[CheckedPrompt | Unread, GenerationParameters]] = []
     for index, (prompt, each) in enumerate(zip(prompts, requested, strict=True)):
         try:
@@ -100,7 +102,7 @@ def _checked(
                 continue
             checked = read_prompt(prompt, parameters, engine.tokenizer, engine.limits, field)
             if parameters.prompt_logprobs is not None:
-                PromptLogprobs(checked.token_ids, parameters.prompt_logprobs)  # is it too much?
+                PromptLogprobs(checked.token_ids, parameters.prompt_logprobs)  # checks the size
         except InvalidInput as error:
             raise error.at(f"{field or 'prompts'}[{index}]") from None
         work.append((checked, parameters))
@@ -108,14 +110,14 @@ def _checked(
 
 
 def _ids(prompt: CheckedPrompt | Unread, ticket: Ticket) -> Sequence[int]:
-    """A prompt's token ids; for sound, the indices of the rows that the encoder makes of it."""
+    """Returns a prompt's token ids; for audio, the indices of the rows of the encoder's output."""
     if isinstance(prompt, CheckedPrompt):
         return prompt.token_ids
     return range(ticket.num_input_tokens)
 
 
 class _Giving:
-    """Gives the engine as much of the work as it admits, in order."""
+    """Submits the work to the engine in order, as much as it admits."""
 
     def __init__(
         self,
@@ -124,19 +126,19 @@ class _Giving:
         finished: Finished,
     ) -> None:
         self.running: dict[int, tuple[Ticket, Pending]] = {}
-        self.errors: dict[int, FusewireError] = {}  # of prompts that it will never admit
+        self.errors: dict[int, FusewireError] = {}  # of prompts that are never admitted
         self.given = 0
         self._engine = engine
         self._work = work
         self._finished = finished
-        # No more sounds wait than run, which is enough for one to begin at any time.
+        # At most as many audio inputs wait as run, which suffices to always have a next one.
         self._most = 2 * engine.settings.max_sequences if engine.sound is not None else len(work)
-        self._read: Sound | None = None  # the next one, once it was read
+        self._read: Sound | None = None  # the next audio input, if it has been read
 
     def give(self) -> bool:
-        """For a moment; returns whether there may be more that it admits."""
+        """Submits work for a moment. Returns whether the engine may admit more."""
         until = time.monotonic() + REFRESH_S
-        together = _TOGETHER if self._engine.sound is None else 1  # sound takes long to read
+        together = _TOGETHER if self._engine.sound is None else 1  # audio takes long to read
         while self._left:
             if time.monotonic() > until:
                 return True
@@ -148,11 +150,11 @@ class _Giving:
 
     @property
     def _left(self) -> bool:
-        """Whether there are more to give now."""
+        """Whether there is more to submit now."""
         return self.given < len(self._work) and len(self.running) < self._most
 
     def _give_one(self) -> bool:
-        """Whether it was admitted, or never will be."""
+        """Submits the next prompt. Returns whether it was admitted, or never will be."""
         given, parameters = self._work[self.given]
         pending = Pending(self.given, parameters.n, parameters.answers)
         try:
@@ -173,7 +175,7 @@ class _Giving:
 
 
 def _ended(finished: Finished, wait_s: float) -> list[Pending]:
-    """Waits at most `wait_s` for one that has ended, and takes all there are."""
+    """Waits at most `wait_s` for a prompt to end. Returns all that have ended."""
     try:
         first = finished.get(timeout=wait_s) if wait_s else finished.get_nowait()
     except queue.Empty:

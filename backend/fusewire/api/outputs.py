@@ -1,4 +1,4 @@
-"""What `LLM` returns, with vLLM's names."""
+"""The results of `LLM`, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fusewire.generation.speech import Segment
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary,
-    None where beam search took it."""
+    """The log-probability of a token at its position. `rank` is 1 for the most likely token of the
+    vocabulary, and None if beam search chose the token."""
 
     logprob: float
     rank: int | None
@@ -27,10 +27,10 @@ class CompletionOutput:
     """One text generated for a prompt.
 
     `token_ids` include the token that ended the text, `text` does not. `finish_reason`: `stop` at
-    an end-of-sequence token, a stop token or a stop string, `length` at max_new_tokens or where the
-    model's positions end. `logprobs`: of each token, by token id, where requested. `score`: of beam
-    search, cumulative_logprob / number of tokens ** length_penalty. `alignment`: with its source,
-    where requested. `segments`, of sound: what was said when.
+    an end-of-sequence token, a stop token or a stop string, `length` at max_new_tokens or at the
+    model's maximum length. `logprobs`: of each token, by token id, if requested. `score`: with beam
+    search, cumulative_logprob / number of tokens ** length_penalty. `alignment`: with the source,
+    if requested. `segments`: for audio, what was said when.
     """
 
     index: int
@@ -47,8 +47,8 @@ class CompletionOutput:
     def of(
         index: int, deltas: Sequence[Delta], spell: Callable[[int], str] | None
     ) -> CompletionOutput:
-        """From all deltas of one text; `spell` gives a token's text, where log-probabilities
-        were asked for."""
+        """Combines all deltas of one text. `spell` returns a token's text; None if
+        log-probabilities were not requested."""
         last = deltas[-1]
         said = [delta.segments for delta in deltas if delta.segments is not None]
         return CompletionOutput(
@@ -77,7 +77,7 @@ def _logprobs(delta: Delta, spell: Callable[[int], str]) -> dict[int, Logprob]:
 def prompt_logprobs(
     scored: PromptLogprobs, spell: Callable[[int], str]
 ) -> list[dict[int, Logprob] | None]:
-    """As RequestOutput has them."""
+    """Returns log-probabilities in the format of RequestOutput."""
     return [
         None
         if entry is None
@@ -88,7 +88,7 @@ def prompt_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a prompt, and of all texts generated for it."""
+    """The number of tokens of a prompt, and of all texts generated for it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -100,10 +100,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt and what was generated for it: `n` texts. `prompt` is None where it was given as ids
-    or messages; `num_cached_tokens` of it came from the prefix cache. `prompt_logprobs`: of each of
-    its tokens but the first, whose entry is None, by token id, where requested. Of sound the prompt
-    is what the encoder makes of it, and `language` the one that is spoken."""
+    """A prompt and the `n` texts that were generated for it. `prompt` is None if it was given as
+    ids or messages. `num_cached_tokens` of its tokens came from the prefix cache.
+    `prompt_logprobs`: of each of its tokens, by token id, if requested; the entry of the first
+    token is None. For audio the prompt is the encoder's output, and `language` the spoken
+    language."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -119,10 +120,10 @@ class RequestOutput:
 
 
 class IncompleteOutputs(FusewireError):
-    """Some prompts could not be answered, while computing or within their time; the others were.
+    """Some prompts failed while they were computed, or missed their deadline; the others succeeded.
 
-    `outputs`: a RequestOutput for each prompt, None for those that failed. `errors`: theirs, by
-    index.
+    `outputs`: a RequestOutput for each prompt, None for those that failed. `errors`: the errors of
+    these, by index.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class IncompleteOutputs(FusewireError):
         errors: dict[int, FusewireError],
         field: str = "prompts",
     ) -> None:
-        """`field`: of which there are several."""
+        """`field`: the name of the list of prompts in the message."""
         index, first = min(errors.items())
         super().__init__(
             f"{field}[{index}]: {first} ({len(errors)} of {len(outputs)} failed; "

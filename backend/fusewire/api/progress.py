@@ -1,4 +1,4 @@
-"""A progress bar on standard error: drawn only by the thread that works, a few times a second."""
+"""A progress bar on standard error, drawn by the working thread itself, a few times per second."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ REFRESH_S = 0.25
 
 
 class ProgressBar:
-    """A context manager. Nothing is drawn where standard error is no terminal, nor of what is over
+    """A context manager. Nothing is drawn if standard error is not a terminal, or if the work ends
     before the first refresh."""
 
     def __init__(self, total: int, unit: str, *, shown: bool) -> None:
-        """`total`: of `unit`, the plural of what is counted."""
+        """`total`: the number of items. `unit`: their name, in the plural."""
         console = Console(stderr=True)
         self._shown = shown and (console.is_terminal or console.is_jupyter)
-        # Without rich's own thread, which would compete for the interpreter with those that work.
+        # Without rich's own thread, which would compete with the working threads for the GIL.
         self._progress = Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -34,7 +34,7 @@ class ProgressBar:
         self._drawn = False
 
     def update(self, done: int, **counts: int) -> None:
-        """`done` of the total; `counts` so far, by unit, are shown per second."""
+        """`done`: items done so far. `counts`: counts so far by unit, shown per second."""
         now = time.perf_counter()
         if not self._shown or now < self._due:
             return

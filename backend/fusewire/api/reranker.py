@@ -1,4 +1,4 @@
-"""`Reranker`: pairs of texts to scores, as sentence-transformers' `CrossEncoder`."""
+"""`Reranker`: scores of pairs of texts, as in sentence-transformers' `CrossEncoder`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Reranker(TextModel):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
     ) -> NDArray[np.float32] | np.float32:
-        """Scores pairs, in their order; too long ones are truncated, the longer text first.
+        """Scores pairs, in their order; pairs that are too long are truncated, the longer text
+        first.
 
         Args:
             pairs: (query, document) pairs, or one pair.
@@ -55,8 +56,8 @@ class Reranker(TextModel):
                 second. False: never.
 
         Returns:
-            float32 [n], the sigmoid of the logit unless the folder says otherwise; of a model with
-            several labels its logits [n, labels]. Of one pair its own score.
+            float32 [n], the sigmoid of the logit unless the folder says otherwise; for a model with
+            several labels its logits [n, labels]. For a single pair its score.
 
         Raises:
             InvalidInput: A pair is not two texts.
@@ -98,18 +99,18 @@ class Reranker(TextModel):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
     ) -> list[Ranked]:
-        """Documents by how well they answer the query, best first.
+        """Ranks documents by how well they answer the query, best first.
 
         Args:
             query: The query.
             documents: The documents to rank.
-            top_k: How many to return. Default: all.
+            top_k: Number of documents to return. Default: all.
             return_documents: Whether each result has its `text`.
             batch_size: As for `predict`.
             show_progress_bar: As for `predict`.
 
         Returns:
-            `{"corpus_id": index in documents, "score": …, "text": …}` of each.
+            `{"corpus_id": index in documents, "score": …, "text": …}` for each.
 
         Raises:
             InvalidInput: The model has several labels, or a text is not a str.

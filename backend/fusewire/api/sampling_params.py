@@ -1,4 +1,4 @@
-"""`SamplingParams`: how to generate, under vLLM's name."""
+"""`SamplingParams`: parameters of generation, with vLLM's class name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from fusewire.generation.parameters import GenerationParameters
 
 
 class SamplingParams(GenerationParameters):
-    """How to answer a prompt: the parameters of a request to the server, under the same names.
+    """Parameters of generation for a prompt, with the names that requests to the server use.
 
-    What is not given is as the model's generation_config.json says; without it the likeliest token
-    is taken each time and texts end where the model ends them, as in Hugging Face's `generate`
-    (vLLM samples, and ends at 16 tokens). `temperature`, `top_k`, `top_p`, `min_p` and `typical_p`
-    each ask for sampling, `num_beams` for beam search. Each parameter is described at
-    `GenerationParameters`.
+    Defaults are those of the model's generation_config.json; without it decoding is greedy and ends
+    where the model ends the text, as in Hugging Face's `generate` (vLLM samples, and ends at 16
+    tokens). Each of `temperature`, `top_k`, `top_p`, `min_p` and `typical_p` switches to sampling,
+    `num_beams` to beam search. Each parameter is described at `GenerationParameters`.
 
     Raises:
         InvalidInput: A parameter is unknown or out of range; the message names it.

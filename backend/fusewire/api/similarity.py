@@ -1,4 +1,4 @@
-"""Similarity of embeddings, by sentence-transformers' names: larger is more similar."""
+"""Similarity functions of embeddings, by sentence-transformers' names: larger is more similar."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ Matrix = NDArray[np.float64]
 
 
 def similarity(name: str, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
-    """The similarity of each row of `a` [n, dim] with each of `b` [m, dim]: float32 [n, m]."""
+    """Returns the similarity of each row of `a` [n, dim] to each of `b` [m, dim]: float32 [n,
+    m]."""
     return ALL_PAIRS[name](*_matrices(a, b)).astype(np.float32)
 
 
 def similarity_pairwise(name: str, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
-    """The similarity of each row of `a` [n, dim] with the same row of `b` [n, dim]: float32 [n]."""
+    """Returns the similarity of each row of `a` [n, dim] to the same row of `b` [n, dim]: float32
+    [n]."""
     one, other = _matrices(a, b)
     if len(one) != len(other):
         got = f"{len(one)} and {len(other)} embeddings"
@@ -28,7 +30,7 @@ def similarity_pairwise(name: str, a: ArrayLike, b: ArrayLike) -> NDArray[np.flo
 
 
 def _matrices(a: ArrayLike, b: ArrayLike) -> tuple[Matrix, Matrix]:
-    """Both as float64 [n, dim], a vector as one row."""
+    """Returns both as float64 [n, dim], a vector as one row."""
     one, other = _floats(a), _floats(b)
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
         got = f"shapes {list(one.shape)} and {list(other.shape)}"
@@ -45,7 +47,7 @@ def _floats(given: ArrayLike) -> Matrix:
 
 
 def _unit(a: Matrix) -> Matrix:
-    """Rows of length 1; a row of zeros stays."""
+    """Scales rows to length 1; a row of zeros is not changed."""
     return a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-12)
 
 
@@ -65,7 +67,7 @@ def _euclidean(a: Matrix, b: Matrix) -> Matrix:
 def _manhattan(a: Matrix, b: Matrix) -> Matrix:
     if not len(a):
         return np.empty((0, len(b)))
-    return np.stack([-np.abs(b - row).sum(1) for row in a])  # never [n, m, dim]
+    return np.stack([-np.abs(b - row).sum(1) for row in a])  # without an array [n, m, dim]
 
 
 ALL_PAIRS: dict[str, Callable[[Matrix, Matrix], Any]] = {

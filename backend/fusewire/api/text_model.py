@@ -1,4 +1,5 @@
-"""An encoder that answers lists of texts: longest first inside, in the callers' order outside."""
+"""An encoder for lists of texts: computes the longest first, and returns results in the given
+order."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ from fusewire.opening import folder_for
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import Value
 
-# Characters of a request: as many as the engine tokenises at once while the device computes. With
-# fewer it would take two requests at a time, and the device would wait for the tokenizer.
+# The characters of a request: as many as the engine tokenises at a time while the device computes.
+# With fewer it would tokenise two requests at a time, and the device would wait for the tokenizer.
 _CHARACTERS_PER_TOKEN = 4
-# Given to the engine at once, so that it tokenises while the device computes; their tokens are held
-# in memory meanwhile.
+# Micro-batches submitted to the engine together, so that it tokenises while the device computes;
+# their tokens are held in memory meanwhile.
 _MICRO_BATCHES_AT_ONCE = 32
 
 
 class TextModel:
-    """A model folder opened for one of an encoder's tasks: what the classes for texts share."""
+    """A model folder opened for one of an encoder's tasks: the base of the classes for texts."""
 
     _task: ClassVar[str]
-    _ranks: ClassVar[bool] = False  # pairs alone, whose second text may be empty
+    _ranks: ClassVar[bool] = False  # True: only pairs, whose second text may be empty
 
     def __init__(
         self,
@@ -52,17 +53,18 @@ class TextModel:
             device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
-                `bfloat16` on the CPU: of the matrices alone.
-            quantize: Format of the matrices of the model's layers: `none` (that of `dtype`),
-                `int8`, on Hopper GPUs `fp8`.
-            quantize_skip: Names of matrices that `quantize` leaves, as `fusewire import` chooses
+                On the CPU `bfloat16` is the storage format of the matrices only, and the
+                computation is in float32.
+            quantize: Format of the weight matrices of the model's layers: `none` (that of
+                `dtype`), `int8`, on Hopper GPUs `fp8`.
+            quantize_skip: Names of matrices that are not quantised, as `fusewire import` selects
                 and prints them.
             revision: Branch, tag or commit of a Hugging Face id.
-            max_length: Longest text in tokens, special tokens included. Default: what the folder
-                says.
-            max_batch_tokens: Tokens computed at once; bounds the memory of the computation.
-                Default: 16384.
-            threads: CPU threads; 0: one for each core.
+            max_length: Maximum length of a text in tokens, special tokens included. Default: as
+                the folder says.
+            max_batch_tokens: Maximum number of tokens computed together; bounds the memory of the
+                computation. Default: 16384.
+            threads: CPU threads; 0: one per core.
 
         Raises:
             CheckpointError: The folder cannot be read, or asks for something not supported.
@@ -95,7 +97,7 @@ class TextModel:
         return self._engine.model
 
     def _loaded(self) -> None:
-        """What a class reads of its folder and model."""
+        """Reads what a subclass needs of its folder and model."""
 
     def _rows(
         self,
@@ -107,11 +109,11 @@ class TextModel:
         batch_size: int | None,
         show_progress_bar: bool | None,
     ) -> NDArray[np.float32]:
-        """The rows of `output` [n, values] for one or more texts, or pairs of texts.
+        """Returns the rows of `output` [n, values] for one or more texts, or pairs of texts.
 
-        `batch_size`: texts of a request to the engine, which computes requests together; None: of
-        about a micro-batch. InvalidInput names the text at fault, before anything is computed where
-        it is too long.
+        `batch_size`: texts per request to the engine, which computes requests together; None: about
+        as many as a micro-batch. Raises InvalidInput with the index of the text; before anything is
+        computed if it is too long.
         """
         _check(texts, pairs, batch_size)
         sizes = [len(text) for text in texts]
@@ -143,7 +145,8 @@ class TextModel:
     def _batches(
         self, order: Sequence[int], sizes: Sequence[int], batch_size: int | None
     ) -> Iterator[list[list[int]]]:
-        """Batches of texts, those that the engine gets at once together."""
+        """Yields lists of batches of texts; the batches of a list are submitted to the engine
+        together."""
         budget = self._engine.settings.max_batch_tokens * _CHARACTERS_PER_TOKEN
         batches: list[list[int]] = []
         batch: list[int] = []
@@ -167,7 +170,7 @@ class TextModel:
         pairs: Sequence[str] | None,
         parameters: Mapping[str, Value],
     ) -> FusewireError:
-        """The error of a batch, or that of the text in it which has one of its own."""
+        """Returns the error of a batch, or that of the text in it that causes one by itself."""
         if isinstance(error, InvalidInput):
             for index in batch:
                 request = _request([index], texts, pairs, parameters)

@@ -1,4 +1,4 @@
-"""`Transcriber`: sounds to texts."""
+"""`Transcriber`: transcripts of audio."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from fusewire.generation.speech_words import Word, timed_words
 
 Audio = bytes | str | Path | BinaryIO | NDArray[np.float32]
 _FIELD = "audio"
-# What is one sound, or none, and no list.
+# Types of a single audio input, and others that are not a list of inputs.
 _ONE = (bytes, bytearray, str, Path, np.ndarray, Mapping)
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenSegment:
-    """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
-    `words`: where they were asked for. The rest is of the window that it was heard in, from frame
-    `seek` (of 10 ms) of the sound on: `avg_logprob` of its tokens, and with thresholds of fallback
-    the `temperature`, and of a text that they find unlikely `no_speech_prob`, the probability that
-    nothing is said."""
+    """What was said from `start` to `end`, in seconds; None without a timestamp. `words`: if
+    requested. The other fields describe the window that contains the segment, which begins at frame
+    `seek` (of 10 ms) of the audio: `avg_logprob` of its tokens, with fallback thresholds the
+    `temperature`, and for a text that is unlikely by them `no_speech_prob`, the probability that
+    there is no speech."""
 
     start: float | None
     end: float | None
@@ -46,9 +46,9 @@ class SpokenSegment:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was said in a sound. `language`: its code, of a model that knows several. `segments`:
-    where timestamps were asked for. `output`: the same with tokens and log-probabilities, and all
-    texts where `n` asks for several."""
+    """The transcript of one audio input. `language`: its code, for a multilingual model.
+    `segments`: if timestamps were requested. `output`: the same with tokens and log-probabilities,
+    and all texts if `n` asks for several."""
 
     text: str
     language: str | None
@@ -57,9 +57,10 @@ class Transcript:
 
 
 class Transcriber(GeneratingModel):
-    """Writes what is said, with a folder of Whisper or a Hugging Face id, many sounds at a time.
+    """Transcribes speech with a folder of Whisper or a Hugging Face id, many audio inputs at a
+    time.
 
-    All sounds of a call run in one engine with continuous batching. A context manager: on exit the
+    All inputs of a call run in one engine with continuous batching. A context manager: on exit the
     model's memory is freed. Threads may share a Transcriber.
     """
 
@@ -87,14 +88,15 @@ class Transcriber(GeneratingModel):
             quantize: As for `LLM`.
             quantize_skip: As for `LLM`.
             revision: Branch, tag or commit of a Hugging Face id.
-            max_sequences: Sounds that are written down at the same time. Default: 64.
-            kv_cache_mib: Memory of the KV cache. Default: as for `LLM`.
+            max_sequences: Maximum number of audio inputs that are transcribed at the same time.
+                Default: 64.
+            kv_cache_mib: Size of the KV cache in MiB. Default: as for `LLM`.
             kv_cache_dtype: Data type of the KV cache, as for `LLM`.
-            max_audio_seconds: Longest sound. Default: 3600.
-            threads: CPU threads; 0: one for each core.
+            max_audio_seconds: Maximum length of an audio input. Default: 3600.
+            threads: CPU threads; 0: one per core.
 
         Raises:
-            CheckpointError: The folder cannot be read, or its model reads no speech.
+            CheckpointError: The folder cannot be read, or its model does not transcribe speech.
             ConfigurationError: There is no such device, dtype or format here, or a value is out of
                 range.
         """
@@ -111,7 +113,7 @@ class Transcriber(GeneratingModel):
             max_audio_seconds=max_audio_seconds,
             threads=threads,
         )
-        assert self.engine.sound is not None  # of a model of speech
+        assert self.engine.sound is not None  # the model is one of speech
         self._reader = SoundReader(self.engine.sound, self.engine.limits.max_audio_seconds)
 
     def transcribe(
@@ -124,30 +126,30 @@ class Transcriber(GeneratingModel):
         use_tqdm: bool = True,
         **parameters: Any,
     ) -> list[Transcript]:
-        """Writes down sounds, in their order.
+        """Transcribes audio inputs, in their order.
 
         Args:
-            audio: A file of sound (its path, its bytes, or open for reading in binary), or float32
-                samples [n] between -1 and 1 at 16 kHz; or a list of these. Each is read when its
-                turn has come.
-            language: That is spoken, by its code or English name. Default: the folder's, else the
-                one that is heard in each.
+            audio: An audio file (its path, its bytes, or a file object open in binary mode), or
+                float32 samples [n] between -1 and 1 at 16 kHz; or a list of these. Each is read
+                when it is its turn.
+            language: The spoken language, by its code or English name. Default: the folder's, else
+                detected for each input.
             task: `transcribe`, or `translate` into English.
-            return_timestamps: Find when each part of a text was said; "word": each word too.
+            return_timestamps: Return when each segment was said; "word": each word too.
             use_tqdm: Show progress and tokens/s on a terminal.
             **parameters: Further parameters of generation: `num_beams=5`, …
 
         Returns:
-            A Transcript for each sound.
+            A Transcript for each input.
 
         Raises:
-            InvalidInput: A parameter is out of range, a file is not there, or of all sounds none
-                can be heard. Nothing was computed; it names the sound's index.
-            IncompleteOutputs: Some cannot be heard, or failed while computing; it holds the outputs
-                of the others.
+            InvalidInput: A parameter is out of range, a file is missing, or none of the inputs can
+                be read. Nothing was computed; the message has the index of the input.
+            IncompleteOutputs: Some inputs cannot be read, or failed while they were computed; the
+                error has the outputs of the others.
         """
         one = isinstance(audio, _ONE) or _is_file(audio)
-        many: Any = [audio] if one else listed(_FIELD, audio, "sounds")
+        many: Any = [audio] if one else listed(_FIELD, audio, "audio files")
         named = {"language": language, "task": task, "return_timestamps": return_timestamps}
         asked = {**parameters, **{name: v for name, v in named.items() if v is not None}}
         sounds = []
@@ -185,24 +187,25 @@ class Transcriber(GeneratingModel):
 
 
 def _is_file(audio: object) -> bool:
-    """Open, as `open` and others give it."""
+    """Whether it is a file object, as returned by `open`."""
     return hasattr(audio, "read")
 
 
 def _checked(audio: Any) -> Any:
-    """What is read when its turn has come: bytes, a Path of a file that is there, an open file or
-    an array; InvalidInput."""
+    """Returns what is read later: bytes, the Path of an existing file, a file object or an array.
+    Raises InvalidInput for other values."""
     if isinstance(audio, (str, Path)):
         audio = Path(audio)
         _contents(audio, 0)
     if isinstance(audio, (bytes, bytearray, Path, np.ndarray)) or _is_file(audio):
         return audio
-    wanted = "a file of sound (its path, its bytes, or open in binary), or samples (numpy)"
+    wanted = "an audio file (its path, its bytes, or open in binary), or samples (numpy)"
     raise InvalidInput(_FIELD, type_name(audio), wanted, "convert it")
 
 
 def _contents(file: Any, most_bytes: int = -1) -> bytes:
-    """The bytes of an open file or of a Path, at most `most_bytes` (-1: all). InvalidInput."""
+    """Returns the bytes of a file object or of a Path, at most `most_bytes` (-1: all). Raises
+    InvalidInput."""
     try:
         if isinstance(file, Path):
             with file.open("rb") as opened:
@@ -211,7 +214,7 @@ def _contents(file: Any, most_bytes: int = -1) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: it is closed
         reason = getattr(error, "strerror", None) or error
         named = file if isinstance(file, Path) else getattr(file, "name", "an open file")
-        got, wanted = f"{reason}: {named}", "a file of sound"
+        got, wanted = f"{reason}: {named}", "an audio file"
         raise InvalidInput(_FIELD, got, wanted, "correct the path") from None
     if not isinstance(data, bytes):
         got, wanted = "a file that is open as text", "one that is open in binary"

@@ -1,5 +1,5 @@
-"""`ZeroShotImageClassifier`: images to labels that the caller names, as transformers'
-zero-shot-image-classification pipeline."""
+"""`ZeroShotImageClassifier`: labels of images among labels that the caller names, as in
+transformers' zero-shot-image-classification pipeline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ class ZeroShotImageClassifier(ImageFolder):
     """Labels images (JPEG, PNG, WebP) with labels of your own, by a model folder or a Hugging Face
     id of a model that compares images with texts: CLIP or SigLIP.
 
-    Each label is put into a template, and its embedding compared with that of the image. Scores of
-    CLIP add up to 1 over the labels; a score of SigLIP is the probability of that label alone.
-
-    Images are prepared as the folder's preprocessor_config.json says. Threads may share a
-    ZeroShotImageClassifier; they wait for each other.
+    Each label is put into a template, and its embedding is compared with that of the image. The
+    scores of CLIP add up to 1 over the labels; a score of SigLIP is the probability of that label
+    alone. Images are preprocessed as the folder's preprocessor_config.json says. Threads may share
+    a ZeroShotImageClassifier; they wait for each other.
     """
 
     _task = "embed"
@@ -46,11 +45,11 @@ class ZeroShotImageClassifier(ImageFolder):
 
         Args:
             images: An image or a list of them; each is a path, the bytes of a file, or a PIL image.
-            candidate_labels: The labels to choose from; any number of them. Those of the last call
-                are not computed again.
-            hypothesis_template: The sentence that each label is put into, in the place of `{}`.
-            top_k: How many labels of each image, best first; None: all.
-            batch_size: Images computed at once. Default: 32.
+            candidate_labels: The labels to choose from; any number of them. Their embeddings are
+                cached until a call with other labels.
+            hypothesis_template: The sentence that each label is put into, in place of `{}`.
+            top_k: Number of labels per image, best first; None: all.
+            batch_size: Maximum number of images computed together. Default: 32.
 
         Returns:
             A list of `{"label": …, "score": …}` for each image, best first; for a single image its
@@ -58,7 +57,7 @@ class ZeroShotImageClassifier(ImageFolder):
 
         Raises:
             InvalidInput: There is no label, one is empty or too long, the template has no `{}`, or
-                an image cannot be read: it names which and why.
+                an image cannot be read; the message says which and why.
         """
         check_top_k(top_k, "raise it, or give None for all")
         texts = sentences(candidate_labels, hypothesis_template)

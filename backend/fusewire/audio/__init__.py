@@ -1,5 +1,5 @@
-"""Sound in, log-mel features out, as transformers' feature extractor of Whisper computes them; no
-kernels, no model."""
+"""Converts audio to log-mel features, as transformers' feature extractor of Whisper computes them.
+Uses no kernels and no model."""
 
 from fusewire.audio.decode import decode_sound
 from fusewire.audio.feature_config import read_log_mel

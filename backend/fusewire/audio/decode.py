@@ -1,4 +1,4 @@
-"""From the bytes of a file to the samples that a model hears."""
+"""Decodes the bytes of an audio file to the samples that a model takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusewire.audio.samples import check_length, checked_finite
 from fusewire.audio.wave_file import open_wave
 from fusewire.errors import InvalidInput
 
-WAVE = b"RIFF"  # a WAV file begins so
+WAVE = b"RIFF"  # first bytes of a WAV file
 _MOST_CHANNELS = 8
 _LEAST_RATE, _MOST_RATE = 1000, 192_000  # Hz
 
@@ -22,10 +22,11 @@ _LEAST_RATE, _MOST_RATE = 1000, 192_000  # Hz
 def decode_sound(
     data: bytes, sampling_rate: int, most_samples: int, field: str
 ) -> NDArray[np.float32]:
-    """The samples [n] of a file at `sampling_rate`, resampled where it has another: the mean of its
-    channels. WAV files of PCM at this rate need no library. InvalidInput for another format, a
-    damaged file, no sound, and for more than `most_samples`: by the header, where that is right,
-    before memory is taken for it, else as soon as there are more."""
+    """Returns the samples [n] of a file: the mean of its channels, resampled to `sampling_rate`
+    where the file has another rate. PCM WAV files at this rate need no library. Raises InvalidInput
+    for other formats, damaged files, files without samples, and for more than `most_samples`. A
+    correct header shows the latter before any memory is allocated for the samples; otherwise it is
+    raised as soon as more have been read."""
     try:
         recording = open_wave(data, field) if data.startswith(WAVE) else open_other(data, field)
     except wave.Error:
@@ -39,18 +40,18 @@ def decode_sound(
     for block in recording.blocks:
         frames += len(block)
         check_length(frames, rate, most_seconds, field)
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
+        with np.errstate(invalid="ignore", over="ignore"):  # refused below if not finite
             mono = block.mean(axis=1, dtype=np.float64).astype(np.float32)
         parts.append(mono if resampler is None else resampler.next(mono))
     check_length(frames, rate, most_seconds, field)
     if frames < recording.least_frames:
         there = f"{frames} of {recording.frames} samples"
-        got = f"a file that ends before its sound does, after {there}"
+        got = f"a file that ends before its audio does, after {there}"
         raise InvalidInput(field, got, "a whole file", "send all of it")
     if resampler is not None:
         parts.append(resampler.end())
     samples = np.concatenate(parts)[:most_samples]
-    # A few samples at a high rate may leave none.
+    # Resampling a few samples of a high rate may give none.
     check_length(samples.size, sampling_rate, most_seconds, field)
     return checked_finite(samples, field)
 
@@ -58,7 +59,7 @@ def decode_sound(
 def _check(recording: Recording, field: str) -> None:
     if not _LEAST_RATE <= recording.rate <= _MOST_RATE:
         wanted = f"{_LEAST_RATE} to {_MOST_RATE} Hz"
-        raise InvalidInput(field, f"sound at {recording.rate} Hz", wanted, REMEDY)
+        raise InvalidInput(field, f"audio at {recording.rate} Hz", wanted, REMEDY)
     if not 1 <= recording.channels <= _MOST_CHANNELS:
         wanted = f"1 to {_MOST_CHANNELS} channels"
         raise InvalidInput(field, f"{recording.channels} channels", wanted, REMEDY)

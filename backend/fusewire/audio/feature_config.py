@@ -1,6 +1,6 @@
-"""preprocessor_config.json read strictly: what changes the features is understood or refused. A key
-that is missing has the default of transformers' WhisperFeatureExtractor; the filters that old
-folders store beside their sizes are those that are computed of them."""
+"""Reads preprocessor_config.json strictly: a key that changes the features is either supported or
+refused. A missing key has the default of transformers' WhisperFeatureExtractor. Older folders store
+the mel filters too; they equal the filters that are computed from the sizes and are not read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fusewire.errors import CheckpointError, shown
 from fusewire.weights import read_json
 
 FILE = "preprocessor_config.json"
-_NESTED_FILE, _NESTED_KEY = "processor_config.json", "feature_extractor"  # of newer folders
+_NESTED_FILE, _NESTED_KEY = "processor_config.json", "feature_extractor"  # in newer folders
 _CLASS = "WhisperFeatureExtractor"
 
-# Key -> its default and the most it may be.
+# Key -> its default and its maximum.
 _SIZES = {
     "feature_size": (80, 1024),
     "sampling_rate": (16000, 192000),
@@ -24,12 +24,13 @@ _SIZES = {
     "hop_length": (160, 1 << 14),
     "chunk_length": (30, 60),
 }
-# Key -> the values with which it changes nothing.
+# Key -> the value that does not change the features.
 _HARMLESS: Mapping[str, Any] = {"dither": 0, "padding_value": 0, "padding_side": "right"}
 
 
 def read_log_mel(folder: Path | str) -> LogMel:
-    """CheckpointError where the folder has no such file, or it asks for other features."""
+    """Raises CheckpointError where the folder has no such file, or the file asks for other
+    features."""
     values, file = _values(folder)
     got = values.get("feature_extractor_type", _CLASS)
     if got != _CLASS:
@@ -61,7 +62,7 @@ def _values(folder: Path | str) -> tuple[Mapping[str, Any], str]:
     nested = (read_json(folder, _NESTED_FILE) or {}).get(_NESTED_KEY)
     if not isinstance(nested, dict):
         raise CheckpointError(
-            f"{FILE}: got no such file, wanted it to compute the features of sound; download it "
+            f"{FILE}: got no such file, wanted it to compute the features of audio; download it "
             "into the model's folder"
         )
     return nested, _NESTED_FILE

@@ -1,4 +1,4 @@
-"""Log-mel features of sound, in float64: what Whisper's encoder reads."""
+"""Log-mel features of audio, computed in float64: the input of Whisper's encoder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _RANGE = 8.0  # powers of ten below the loudest
 
 @dataclass(frozen=True)
 class LogMel:
-    """`bins` features of each window of `n_fft` samples, `hop_length` apart, of `seconds` of sound
-    with silence behind it, or of longer sound as long as it is."""
+    """Computes `bins` features for each window of `n_fft` samples, every `hop_length` samples.
+    Audio shorter than `seconds` is padded with silence to this length; longer audio keeps its own
+    length."""
 
     bins: int
     sampling_rate: int  # Hz
@@ -36,15 +37,16 @@ class LogMel:
         return self.most_samples // self.hop_length
 
     def heard(self, samples: int) -> int:
-        """Frames of the features that begin within these many samples, as the attention mask of
-        transformers' extractor has it."""
+        """Returns the number of frames that begin within this many samples, as in the attention
+        mask of transformers' extractor."""
         whole = samples > self.most_samples
         return samples // self.hop_length if whole else -(-samples // self.hop_length)
 
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[frames, bins] of samples [n]: log10 of the power in each band, at most 8 below the
-        loudest, plus 4, divided by 4. Of more than `most_samples` all frames that are whole, n //
-        hop_length. Takes memory for the result, and for the spectrum of `most_samples`."""
+        """Returns the features [frames, bins] of samples [n]: (log10(power in each band) + 4) / 4,
+        where the logarithm is clamped to at most 8 below the loudest. For more than `most_samples`
+        these are all whole frames, n // hop_length. Allocates memory for the result, and for the
+        spectrum of `most_samples`."""
         if samples.size <= self.most_samples:
             heard = min(self.frames, (samples.size + self.n_fft // 2) // self.hop_length + 1)
             padded = np.zeros(self.most_samples, np.float32)
@@ -52,7 +54,7 @@ class LogMel:
             samples, frames = padded, self.frames
         else:
             heard = frames = samples.size // self.hop_length
-        # The value of silence, which follows what is heard.
+        # Frames after the audio keep this value, which is that of silence.
         log = np.full((frames, self.bins), np.log10(_LEAST_POWER))
         for begin in range(0, heard, self.frames):
             part = log[begin : min(begin + self.frames, heard)]
@@ -66,7 +68,8 @@ class LogMel:
         return log.astype(np.float32)
 
     def _windows(self, samples: NDArray[np.float32], first: int, count: int) -> NDArray[np.float32]:
-        """[count, n_fft] of the frames from `first` on; the sound is mirrored at its ends."""
+        """Returns the windows [count, n_fft] of the frames from `first` on. The audio is mirrored
+        at its ends."""
         half = self.n_fft // 2
         begin = first * self.hop_length - half
         end = begin + (count - 1) * self.hop_length + self.n_fft
@@ -77,12 +80,12 @@ class LogMel:
 
     @cached_property
     def _window(self) -> NDArray[np.float64]:
-        """Hann's, periodic."""
+        """The periodic Hann window."""
         return np.hanning(self.n_fft + 1)[:-1]
 
     @cached_property
     def _filters(self) -> NDArray[np.float64]:
-        """[n_fft / 2 + 1, bins]: triangles over the bands, of equal area (Slaney's Auditory
+        """[n_fft / 2 + 1, bins]: triangular filters of equal area over the bands (Slaney's Auditory
         Toolbox, 1998)."""
         edges = _hertz(np.linspace(0, _mels(_HIGHEST_HZ), self.bins + 2))
         centres = np.linspace(0, self.sampling_rate // 2, self.n_fft // 2 + 1)[:, None]

@@ -1,4 +1,4 @@
-"""FLAC, MP3 and Ogg files, and WAV files of other numbers than PCM, by libsndfile: the only user of
+"""Reads FLAC, MP3 and Ogg files, and WAV files that are not PCM, with libsndfile. The only user of
 soundfile."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fusewire.audio.recording import REMEDY, Recording
 from fusewire.audio.wave_file import whole_frames
 from fusewire.errors import InvalidInput
 
-# What a file of the format begins with -> libsndfile's names of it. It knows many more, which
-# nobody sends and whose readers need not meet what strangers do.
+# First bytes of a file -> libsndfile's names of its format. libsndfile reads many more formats.
+# They are not needed, and their readers should not be exposed to untrusted files.
 _SIGNATURES = {
     b"fLaC": ("FLAC",),
     b"OggS": ("OGG",),
@@ -25,18 +25,19 @@ _SIGNATURES = {
 }
 WANTED = "a WAV, FLAC, MP3 or Ogg file"
 _BLOCK = 1 << 16  # frames
-# The share of a file, which does not say its length, that sound takes at least: tags may follow.
+# The least share of a file without a length that the audio takes; tags may follow it.
 _MOST_OF_FILE = 7 / 8
-_UNKNOWN = 1 << 62  # frames of a file that was written without knowing
-# Samples that headers of some encoders say too many: two MPEG frames.
+_UNKNOWN = 1 << 62  # frames of a file whose writer did not know its length
+# Two MPEG frames: by this many samples the headers of some encoders exceed the true length.
 _MORE_IN_MP3 = 2 * 1152
-# Where Xing's header, or LAME's, stands in the first frame of an MP3 file: behind 4 bytes and the
-# side information.
-_XING_WITHIN = 4 + 32 + 2 + 4  # with a checksum, and its own name
+# The Xing or LAME header is within this many bytes of the first frame of an MP3 file: after a
+# header of 4 bytes and the side information.
+_XING_WITHIN = 4 + 32 + 2 + 4  # a checksum, and its name
 
 
 def open_other(data: bytes, field: str) -> Recording:
-    """InvalidInput for other formats, for what is damaged, and where soundfile is missing."""
+    """Raises InvalidInput for other formats, for damaged files, and where soundfile is not
+    installed."""
     formats = next((of for begin, of in _SIGNATURES.items() if data.startswith(begin)), None)
     if formats is None:
         raise InvalidInput(field, f"{len(data)} bytes of another format", WANTED, REMEDY)
@@ -55,7 +56,7 @@ def open_other(data: bytes, field: str) -> Recording:
             frames, least = None, 0
         least -= _MORE_IN_MP3
     elif file.format == "OGG":
-        least = 0  # the length is that of what is there
+        least = 0  # libsndfile computes the length from the data that exists
     elif frames is not None and data.startswith(b"RIFF"):
         frames = least = whole_frames(data, frames)
     blocks = _blocks(file, data, field, soundfile)
@@ -79,10 +80,10 @@ def _blocks(
 
 
 def _says_its_length(data: bytes) -> bool:
-    """Whether an MP3 file has a header with its length; without one libsndfile guesses by the bit
-    rate of the first frame."""
+    """Whether an MP3 file has a header with its length. Without one libsndfile estimates the length
+    from the bit rate of the first frame."""
     begin = 0
-    if data.startswith(b"ID3"):  # ten bytes, and a size of seven bits a byte
+    if data.startswith(b"ID3"):  # ten bytes, with the size of the tag in 7 bits per byte
         size = data[6:10]
         begin = 10 + sum(byte << 7 * place for place, byte in enumerate(reversed(size)))
     first = data[begin : begin + _XING_WITHIN]
@@ -92,7 +93,8 @@ def _says_its_length(data: bytes) -> bool:
 def _to_the_end(
     blocks: Iterator[NDArray[np.float32]], source: io.BytesIO, size: int, field: str
 ) -> Iterator[NDArray[np.float32]]:
-    """InvalidInput where libsndfile stops long before it, as its guess of the length says."""
+    """Passes all blocks on. Raises InvalidInput where libsndfile stopped long before the end of the
+    file, because its estimate of the length is too small."""
     yield from blocks
     if source.tell() < _MOST_OF_FILE * size:
         got = f"a file without a length, of which {source.tell()} bytes of {size} are read"
@@ -102,7 +104,7 @@ def _to_the_end(
 def _soundfile(field: str, kind: str) -> ModuleType:
     try:
         import soundfile
-    except (ImportError, OSError):  # the package, or libsndfile beside it
+    except (ImportError, OSError):  # no package, or no libsndfile
         got = "a WAV file of no PCM, or damaged" if kind == "WAV" else f"a {kind} file"
         remedy = f"run pip install 'fusewire[audio]' on the server, or {REMEDY}"
         raise InvalidInput(field, got, "a WAV file of PCM without soundfile", remedy) from None

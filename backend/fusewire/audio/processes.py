@@ -1,5 +1,5 @@
-"""Sound of a server's requests is read in processes: decoders, and hours of work, harm only
-these."""
+"""Reads audio of a server's requests in worker processes, so that crashes of decoders and hours of
+work affect only these processes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fusewire.audio.reader import Heard
 from fusewire.audio.samples import checked_samples
 from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
 
-_READS = Reads("sound process", "sound", "cut it where nobody speaks, and send the parts")
+_READS = Reads("audio process", "audio", "cut it where nobody speaks, and send the parts")
 
 
 class LongerSound(Exception):
-    """Than these processes read, and no longer than a sound may be."""
+    """Audio that is longer than these processes read, but not longer than a request may send."""
 
 
 class SoundProcesses:
-    """As SoundReader, in a process of each thread that calls; LongerSound. Unavailable where no
-    process can read."""
+    """A SoundReader with one worker process per calling thread. Raises LongerSound, and Unavailable
+    where no process can read."""
 
     def __init__(self, log_mel: LogMel, most_seconds: int, read_seconds: int) -> None:
-        """`most_seconds`: that a sound may have. `read_seconds`: that are read here, at most as
-        many."""
+        """`most_seconds`: the longest audio that a request may send. `read_seconds`: the longest
+        audio that is read here, at most `most_seconds`."""
         self._rate, self._heard_frames = log_mel.sampling_rate, log_mel.heard
         self._most_seconds, self._read_seconds = most_seconds, read_seconds
         self._most_body_bytes = 4 * log_mel.bins * max(
@@ -51,11 +51,11 @@ class SoundProcesses:
         return self._heard(field, np.ascontiguousarray(samples).data.cast("B"), decoded=True)
 
     def kill(self) -> None:
-        """As ProcessOfEachThread."""
+        """See ProcessOfEachThread."""
         self._processes.kill()
 
     def close(self) -> None:
-        """As ProcessOfEachThread."""
+        """See ProcessOfEachThread."""
         self._processes.close()
 
     def _heard(self, field: str, body: bytes | memoryview, *, decoded: bool) -> Heard:
@@ -74,6 +74,6 @@ class SoundProcesses:
 
 
 def deadline_s(seconds: int) -> int:
-    """How long reading so much sound may take: ten times what it does alone, as others use the
-    cores too."""
+    """Returns how many seconds reading this much audio may take: ten times what it takes alone, as
+    other work uses the cores too."""
     return 60 + seconds // 10

@@ -1,4 +1,4 @@
-"""From sound as a request has it to what a model hears."""
+"""Reads the audio of a request and computes the features that a model takes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fusewire.audio.samples import checked_samples
 
 @dataclass(frozen=True)
 class Heard:
-    """The features [frames, bins] of a sound of `samples`, and how many of the frames begin in it;
-    those after are silence."""
+    """The features [frames, bins] of `samples` samples of audio. `frames` is how many of them begin
+    within the audio; those after it are silence."""
 
     features: NDArray[np.float32]
     frames: int
@@ -29,18 +29,18 @@ class Heard:
 
 
 class ReadsSound(Protocol):
-    """`field`: what errors name."""
+    """Reads audio. `field`: the input that errors name."""
 
     def file(self, data: bytes, field: str) -> Heard:
-        """Reads a file; InvalidInput as `decode_sound`."""
+        """Reads a file. Raises InvalidInput as `decode_sound`."""
 
     def samples(self, array: NDArray[Any], field: str) -> Heard:
-        """Reads samples; InvalidInput as `checked_samples`."""
+        """Reads samples. Raises InvalidInput as `checked_samples`."""
 
 
 class SoundReader:
-    """Reads sound of at most `most_seconds` for one model, in the calling thread: some 0.1 s for
-    each 30 s."""
+    """Reads audio of at most `most_seconds` for one model, in the calling thread. Takes some 0.1 s
+    for every 30 s of audio."""
 
     def __init__(self, log_mel: LogMel, most_seconds: int) -> None:
         self._log_mel = log_mel

@@ -1,4 +1,4 @@
-"""A file of sound that is open."""
+"""An opened audio file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ REMEDY = "convert it: ffmpeg -i FILE -ac 1 -ar 16000 -c:a pcm_s16le out.wav"
 
 @dataclass(frozen=True)
 class Recording:
-    """What the header says, unchecked, and the sound: blocks [n, channels], each of which takes
-    memory and time when it is read."""
+    """The values of the header, unchecked, and the audio as blocks [n, channels]. Reading a block
+    takes memory and time."""
 
     rate: int  # Hz
     channels: int
-    frames: int | None  # None: the header does not say
+    frames: int | None  # None: not in the header
     blocks: Iterable[NDArray[np.float32]]
-    least_frames: int = 0  # that a whole file has, as far as its header says
+    least_frames: int = 0  # of a complete file, according to its header

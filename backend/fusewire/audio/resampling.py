@@ -1,4 +1,4 @@
-"""Sound at another rate, by soxr: its only user."""
+"""Resamples audio with soxr. The only user of soxr."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ class Resampler:
     """Resamples one channel, block by block."""
 
     def __init__(self, rate: int, wanted: int, field: str) -> None:
-        """From `rate` to the `wanted` one, in Hz. InvalidInput where soxr is missing."""
+        """Resamples from `rate` to `wanted`, both in Hz. Raises InvalidInput where soxr is not
+        installed."""
         try:
             import soxr
         except ImportError:
-            got, allowed = f"sound at {rate} Hz", f"{wanted} Hz without soxr, which resamples"
+            got, allowed = f"audio at {rate} Hz", f"{wanted} Hz without soxr, which resamples"
             remedy = f"run pip install 'fusewire[audio]' on the server, or {REMEDY}"
             raise InvalidInput(field, got, allowed, remedy) from None
         self._stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
 
     def next(self, block: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What is certain of it and those before."""
+        """Returns the output samples that this block and the ones before it determine."""
         resampled: NDArray[np.float32] = self._stream.resample_chunk(block)
         return resampled
 
     def end(self) -> NDArray[np.float32]:
-        """The rest."""
+        """Returns the remaining output samples."""
         rest: NDArray[np.float32] = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
         return rest

@@ -1,4 +1,4 @@
-"""Sound as samples, checked."""
+"""Checks samples of audio."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fusewire.errors import InvalidInput
 
 
 class TooLong(InvalidInput):
-    """More samples than are taken, at this rate; with the length of the whole sound where a header
-    says it, else of what was read."""
+    """More samples than allowed, at this rate. `samples` is the length of the whole audio where a
+    header gives it, otherwise what has been read."""
 
     samples: int
     rate: int  # Hz
@@ -21,8 +21,9 @@ class TooLong(InvalidInput):
 def checked_samples(
     array: NDArray[Any], sampling_rate: int, most_samples: int, field: str
 ) -> NDArray[np.float32]:
-    """Numbers [n] that sound at `sampling_rate`, between -1 and 1 where they are not too loud;
-    InvalidInput for others, for none, and for more than `most_samples`."""
+    """Returns samples [n] at `sampling_rate`, float32, between -1 and 1 unless they are too loud.
+    Raises InvalidInput for another dtype or shape, for no samples, for values that are not finite,
+    and for more than `most_samples`."""
     if array.dtype != np.float32:
         got, wanted = f"dtype {array.dtype}", "dtype float32, samples between -1 and 1"
         raise InvalidInput(field, got, wanted, "convert to float32")
@@ -34,9 +35,9 @@ def checked_samples(
 
 
 def check_length(samples: int, rate: int, most_seconds: int, field: str) -> None:
-    """InvalidInput for no samples, and (TooLong) for more than `most_seconds` at the rate."""
+    """Raises InvalidInput for no samples, and TooLong for more than `most_seconds` at this rate."""
     if samples == 0:
-        raise InvalidInput(field, "no samples", "at least 1", "send some sound")
+        raise InvalidInput(field, "no samples", "at least 1", "send some audio")
     if samples > most_seconds * rate:
         got = f"{samples} samples, {samples / rate:.1f} s"
         wanted = f"at most {most_seconds * rate}, {most_seconds} s at {rate} Hz"
@@ -46,7 +47,7 @@ def check_length(samples: int, rate: int, most_seconds: int, field: str) -> None
 
 
 def checked_finite(samples: NDArray[np.float32], field: str) -> NDArray[np.float32]:
-    """InvalidInput unless they are numbers."""
+    """Raises InvalidInput unless all samples are finite."""
     if not np.isfinite(samples).all():
         got = "a number that is not finite"
         raise InvalidInput(field, got, "finite numbers", "correct the recording")

@@ -1,4 +1,4 @@
-"""WAV files of PCM, by Python's own reader."""
+"""Reads PCM WAV files with Python's own `wave` module."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fusewire.audio.recording import REMEDY, Recording
 from fusewire.errors import InvalidInput
 
-# Bytes of a sample -> how numpy reads it, and what is silence and full scale. Three bytes become
-# the upper ones of four.
+# Bytes per sample -> its numpy dtype, and the values of silence and full scale. Three bytes become
+# the upper three of four.
 _PCM = {1: ("u1", 128, 1 << 7), 2: ("<i2", 0, 1 << 15), 3: ("<i4", 0, 1 << 31)}
 _PCM[4] = _PCM[3]
 _BLOCK = 1 << 16  # frames
@@ -21,8 +21,8 @@ _UNSIZED = (0, 0xFFFFFFFF)
 
 
 def open_wave(data: bytes, field: str) -> Recording:
-    """InvalidInput for what is no such file. wave.Error, with its reason, is raised for a format
-    that is not PCM."""
+    """Raises InvalidInput for data that is not a WAV file, and wave.Error with its reason for a
+    format that is not PCM."""
     try:
         file = wave.open(io.BytesIO(_with_sizes(data)))  # noqa: SIM115  of memory alone
     except (EOFError, RuntimeError) as error:
@@ -38,7 +38,8 @@ def open_wave(data: bytes, field: str) -> Recording:
 
 
 def _with_sizes(data: bytes) -> bytes:
-    """A file that was written into a pipe has sizes of 0 or all ones: it goes on to its end."""
+    """Returns the file with sizes in its header. A file that was written into a pipe has sizes of 0
+    or all ones; its data extends to the end of the file."""
     if int.from_bytes(data[4:8], "little") not in _UNSIZED:
         return data
     if (chunk := _samples(data)) is None:
@@ -49,7 +50,8 @@ def _with_sizes(data: bytes) -> bytes:
 
 
 def whole_frames(data: bytes, frames: int) -> int:
-    """How many a file has whose header was not cut off, where `frames` are there."""
+    """Returns how many frames the whole file has according to its header, where it has `frames` now
+    and may have been cut off."""
     if (chunk := _samples(data)) is None:
         return frames
     begin, size = chunk
@@ -58,7 +60,7 @@ def whole_frames(data: bytes, frames: int) -> int:
 
 
 def _samples(data: bytes) -> tuple[int, int] | None:
-    """Where they begin, and how many bytes they are as the header says."""
+    """Returns where the samples begin, and their number of bytes according to the header."""
     begin = 12
     while begin + 8 <= len(data):
         size = int.from_bytes(data[begin + 4 : begin + 8], "little")
@@ -69,7 +71,7 @@ def _samples(data: bytes) -> tuple[int, int] | None:
 
 
 def _blocks(file: wave.Wave_read, frames: int) -> Iterator[NDArray[np.float32]]:
-    """As far as the file goes."""
+    """Yields blocks of samples up to the end of the file."""
     channels, width = file.getnchannels(), file.getsampwidth()
     dtype, silence, scale = _PCM[width]
     for begin in range(0, frames, _BLOCK):

@@ -1,4 +1,5 @@
-"""The program of a process that reads sound for one model: a file or samples in, features out."""
+"""The program of a process that reads audio for one model. Takes a file or samples, returns
+features."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from fusewire.audio.processes import deadline_s
 from fusewire.audio.samples import TooLong, check_length
 from fusewire.worker_processes.program import Loaded, serve
 
-# Memory of a call, beyond what the loaded worker has: three times a file of as many bytes as gRPC
-# takes; samples, in parts and together; features in float64 and in float32; and the windows and
-# spectra of one stretch of sound.
+# Memory of a call, beyond that of the loaded worker: three times the largest file that gRPC
+# accepts; the samples, in blocks and concatenated; the features in float64 and in float32; and the
+# windows and spectra of one stretch of `frames` frames.
 _FILE_BYTES = 3 << 31
 _SAMPLE_BYTES, _FEATURE_BYTES, _WINDOW_BYTES = 16, 24, 64
 
 
 def main(owner: int) -> None:
-    """`owner`: its process id."""
+    """`owner`: process id of the owner."""
     serve(owner, _load)
 
 
@@ -31,10 +32,10 @@ def _load(configuration: Mapping[str, Any]) -> Loaded:
     log_mel = LogMel(**configuration["log_mel"])
     most_seconds, read_seconds = configuration["most_seconds"], configuration["read_seconds"]
     rate = log_mel.sampling_rate
-    for package in ("soundfile", "soxr"):  # are loaded while files may be opened
+    for package in ("soundfile", "soxr"):  # loaded now, while files may still be opened
         with contextlib.suppress(ImportError, OSError):
             importlib.import_module(package)
-    log_mel.features(np.zeros(1, np.float32))  # makes its tables
+    log_mel.features(np.zeros(1, np.float32))  # computes its tables
 
     def call(message: Mapping[str, Any]) -> tuple[Any, memoryview | None]:
         field, body = message["field"], message["body"]

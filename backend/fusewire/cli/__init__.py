@@ -42,9 +42,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Runs the command line; an error of ours, or of a file, is one line on stderr and exit
-    code 2."""
-    if isinstance(sys.stdout, TextIOWrapper):  # of an encoding that may lack some characters
+    """Runs the command line. A FusewireError or OSError is one line on stderr and exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):  # its encoding may lack some characters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="fusewire")
@@ -138,7 +137,7 @@ def import_(
             f"smooth: got {smooth} and --link, wanted --copy, as weights are changed; remove one "
             "of them"
         )
-    folder = model_folder(model)  # shows its own progress
+    folder = model_folder(model)  # shows its own progress bar
     making = prepared(folder, settings, deployment.device, calibrate, smooth, repository)
     with making as ready, copying() as progress:
         if ready.found is not None:
@@ -201,7 +200,7 @@ def models(as_json: Json = False) -> None:
         keys = ("model_type", "classes", "tasks")
         out.print_json(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
         return
-    # Names are whole also where lines are short: "…" stands for every class that begins so.
+    # Names are not shortened on narrow terminals: "…" stands for all classes with this prefix.
     classes = Column("transformers classes", no_wrap=True)
     table = Table(Column("model_type", no_wrap=True), classes, "tasks", box=None)
     for name, begins, tasks in rows:

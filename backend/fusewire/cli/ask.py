@@ -25,7 +25,7 @@ def ask(
             metavar="TEXT",
             help="Texts. answer: the question. rerank: the query, then documents. generate: "
             "prompts. chat: messages, each of a conversation of its own. label, and embed with "
-            "--images: files of images. transcribe: files of sound.",
+            "--images: files of images. transcribe: audio files.",
         ),
     ],
     second: Annotated[

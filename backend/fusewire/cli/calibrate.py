@@ -1,4 +1,5 @@
-"""What `fusewire import --quantize` measures before it writes, and the table that it prints."""
+"""The measurement of `fusewire import --quantize` before it writes, and the table that it
+prints."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ from fusewire.weights.tensorflow.conversion import tensorflow_weights_in
 def calibrated(
     folder: Path, settings: Mapping[str, Any], device: str, file: Path | None
 ) -> Calibration | None:
-    """The calibration of a folder that is imported with `settings`. None where they quantise
-    nothing or name what to skip themselves, for fp8, and for models of images and speech, which are
-    not measured. ConfigurationError for TensorFlow weights, which are not safetensors yet."""
+    """Returns the calibration of a folder that is imported with `settings`. None where they
+    quantise nothing or name what to skip, for fp8, and for models of images and speech, which are
+    not measured. Raises ConfigurationError for TensorFlow weights, which are not safetensors
+    yet."""
     quantize, dtype = settings.get("quantize", "none"), settings.get("dtype", "auto")
     named = "quantize_skip" in settings
     if quantize == "none" or named:
@@ -36,7 +38,7 @@ def calibrated(
                 f"calibrate: got {str(file)!r} and {got}, wanted a format to measure; {remedy}"
             )
         return None
-    if quantize == "fp8":  # rows and channels have scales of their own: nothing to choose
+    if quantize == "fp8":  # rows and channels have their own scales; there is nothing to choose
         if file is not None:
             raise ConfigurationError(
                 f"calibrate: got {str(file)!r} and --quantize fp8, wanted int8, the one format "
@@ -68,7 +70,7 @@ def calibrated(
 
 
 def show(found: Calibration, before: Calibration | None = None) -> None:
-    """`before`: what was measured of the model before it was smoothed."""
+    """Prints the table of errors. `before`: the calibration of the model before smoothing."""
     rows = [
         (each.name, f"{each.shape[0]} x {each.shape[1]}", each.error, each.format)
         for each in found.matrices
@@ -91,7 +93,7 @@ def show(found: Calibration, before: Calibration | None = None) -> None:
 
 
 def warn_where_worse(found: Calibration, before: Calibration | None) -> None:
-    """`before`: as of `show`."""
+    """Warns where smoothing increased the error. `before`: as in `show`."""
     if before is None or found.error <= before.error:
         return
     count, left = len(found.matrices), [len(each.skipped) for each in (found, before)]

@@ -1,4 +1,4 @@
-"""A command whose help lists its options by group, each on a line of its own: readable at 80
+"""A command whose help lists its options by group, each on its own line. It is readable at 80
 columns, where rich's tables leave 18 for the text."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ PASSED_ON = "passed_on"  # in the context's `meta`: the arguments after `--`
 
 
 class Command(TyperCommand):
-    """Sections come from the options' `rich_help_panel`; `-h` is `--help`."""
+    """Takes sections from the options' `rich_help_panel`; `-h` is `--help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            # pydantic reads the values, and puts its kind of error in front of typer's words.
+            # pydantic parses the values, and prefixes the type of its error to the message.
             error.message = error.message.removeprefix("Value error, ")
             raise
 
@@ -39,7 +39,7 @@ class Command(TyperCommand):
 
 
 class PassingCommand(Command):
-    """Takes the arguments after `--` aside, for another program."""
+    """Stores the arguments after `--` in the context, for another program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -50,6 +50,6 @@ class PassingCommand(Command):
 
 
 def passed_on(ctx: typer.Context) -> tuple[str, ...] | None:
-    """The arguments after `--`; None without `--`."""
+    """Returns the arguments after `--`, or None without `--`."""
     words: tuple[str, ...] | None = ctx.meta.get(PASSED_ON)
     return words

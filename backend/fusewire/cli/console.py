@@ -1,4 +1,4 @@
-"""Where the commands write, and the parameters that several have."""
+"""The consoles that the commands print to, and parameters that several commands share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Model = Annotated[
 
 @contextmanager
 def copying(what: str = "copying") -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on the terminal, and what shows progress on it: file name, bytes done, bytes in all."""
+    """Shows a progress bar on the terminal. Yields a function that updates it: file name, bytes
+    done, bytes in total."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task(what, total=None)

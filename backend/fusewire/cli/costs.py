@@ -1,4 +1,4 @@
-"""`fusewire doctor --costs`: what micro-batches of a model cost on this machine."""
+"""`fusewire doctor --costs`: the cost of a model's micro-batches on this machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.table import Table
 from fusewire.cli.console import out
 from fusewire.errors import ConfigurationError
 
-_WIDTH = 40  # of the plot's longest bar
+_WIDTH = 40  # characters of the plot's longest bar
 
 
 def show(folder: str, device: str, *, as_json: bool) -> None:
-    """Loads the folder, measures it as serving would, and prints a table with a bar for each size:
-    nanoseconds of a token, so that a flat plot is a machine that gains nothing by batching."""
+    """Loads the folder, measures it as serving does, and prints a table with a bar for each size:
+    nanoseconds per token. A flat plot means that this machine gains nothing from batching."""
     from fusewire.devices import one_device
     from fusewire.engine.encoder import EncoderEngine
     from fusewire.hub import model_folder

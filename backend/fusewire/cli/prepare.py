@@ -1,4 +1,4 @@
-"""What `fusewire import --quantize` does with a folder before it is imported."""
+"""Prepares a folder for `fusewire import --quantize`: measures it, and smooths it with --smooth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusewire.weights import open_folder
 
 @dataclass(frozen=True)
 class Prepared:
-    """The folder to import, what was measured of it, and of that before it was smoothed."""
+    """The folder to import, its calibration, and its calibration before smoothing."""
 
     folder: Path
     found: Calibration | None
@@ -37,8 +37,9 @@ def prepared(
     alpha: float | None,
     repository: Path,
 ) -> Iterator[Prepared]:
-    """For as long as it is imported into `repository`. `file` and `alpha`: of --calibrate and
-    --smooth. ConfigurationError where `settings` quantise nothing that these are for."""
+    """Yields the folder to import, for the duration of the import into `repository`. `file` and
+    `alpha` are those of --calibrate and --smooth. Raises ConfigurationError where `settings`
+    quantise nothing that they apply to."""
     if alpha is None:
         yield Prepared(folder, calibrated(folder, settings, device, file))
         return

@@ -1,4 +1,4 @@
-"""`fusewire serve`: the configuration of flags, environment and file, and a server with it."""
+"""`fusewire serve`: reads the configuration from flags, environment and file, and runs a server."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ from fusewire.tasks.parameters import check_settings, override
 from fusewire.tasks.registry import task_type
 from fusewire.tasks.rows import Query
 from fusewire.tasks.task import Item, Reader
-from fusewire.text.tokenizer import Tokenizer, limit_tokenizer_threads
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import limit_tokenizer_threads
 
 Model = EncoderModel | ImageTextModel
 

@@ -46,7 +46,8 @@ from fusewire.generation.prompt import Prompt, Sound, read_prompt
 from fusewire.generation.request import GenerationRequest
 from fusewire.models import SpeechModel
 from fusewire.text.detokenizer import Detokenizer
-from fusewire.text.tokenizer import Tokenizer, limit_tokenizer_threads
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import limit_tokenizer_threads
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
@@ -183,12 +184,12 @@ class GenerationEngine:
         prompt, field = request.prompt, request.prompt_field
         if self._hearing is not None:
             if not isinstance(prompt, Sound):
-                wanted = "sound for a model of speech"
-                raise InvalidInput(field or "text_input", "a text", wanted, "send sound")
+                wanted = "audio for a speech model"
+                raise InvalidInput(field or "text_input", "a text", wanted, "send audio")
             return self._hearing.submit(prompt, request, deadline, callback)
         if isinstance(prompt, Sound):
             wanted = "a text or ids for a model that reads no speech"
-            raise InvalidInput(field or "audio", "sound", wanted, "send a text or ids")
+            raise InvalidInput(field or "audio", "audio", wanted, "send a text or ids")
         if not isinstance(prompt, (Prompt, str)):  # ids need no tokenising
             prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
         return self._take_place(prompt, request, deadline, callback)

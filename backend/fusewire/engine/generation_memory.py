@@ -58,8 +58,8 @@ def _sound_limits(model: SpeechModel, settings: GenerationSettings) -> SourceLim
     if settings.max_batch_tokens < model.max_source_length:
         raise ConfigurationError(
             f"max_batch_tokens: got {settings.max_batch_tokens}, wanted at least "
-            f"{model.max_source_length}, the positions of the model's encoder, which reads a sound "
-            "in one step; raise or remove it"
+            f"{model.max_source_length}, the positions of the model's encoder, which reads a "
+            "window in one step; raise or remove it"
         )
     reason = "the positions of the model's encoder"
     return SourceLimits(model.source_vocab_size, model.max_source_length, reason)

@@ -17,8 +17,8 @@ class GenerationSettings(Settings):
     max_length: int | None = Field(
         default=None,
         ge=2,
-        description="Maximum length of prompt and generated text together, in tokens; of an "
-        "encoder-decoder model of each of them. Default: the model's number of positions.",
+        description="Maximum length of the prompt and the generated text together, in tokens; for "
+        "encoder-decoder models, of each of them. Default: the model's number of positions.",
         json_schema_extra={"group": "model"},
     )
     max_batch_tokens: int = Field(
@@ -26,8 +26,8 @@ class GenerationSettings(Settings):
         ge=1,
         le=1 << 20,
         description="Maximum number of tokens in a step: one per running sequence, the rest for "
-        "chunks of prompts. More shorten the time to first token and lengthen the time between "
-        "tokens. Of an encoder-decoder model no source can be longer.",
+        "chunks of prompts. A larger value shortens the time to first token and lengthens the "
+        "time between tokens. For encoder-decoder models it also limits the length of a source.",
         json_schema_extra={"group": "batching"},
     )
     max_sequences: int = Field(
@@ -67,8 +67,8 @@ class GenerationSettings(Settings):
         default=3600,
         ge=1,
         le=86400,
-        description="transcribe: longest sound. An hour takes 115 to 185 MB of memory until it is "
-        "written down, and several times as much while a process decodes it, two at a time. Sounds "
-        "that run and wait are at most eight times as long together; further ones are rejected.",
+        description="transcribe: longest audio. An hour takes 115 to 185 MB of memory until it is "
+        "transcribed, and several times as much while a process decodes it, two at a time. All "
+        "audio that runs or waits is at most eight times as long together; more is rejected.",
         json_schema_extra={"group": "generation"},
     )

@@ -252,16 +252,16 @@ class SpeechRequests:
         most = self._limits.max_audio_seconds
         if seconds > most:
             wanted = f"at most {most} s (max_audio_seconds)"
-            raise InvalidInput("audio", f"{seconds:.1f} s of sound", wanted, "send it in parts")
+            raise InvalidInput("audio", f"{seconds:.1f} s of audio", wanted, "send it in parts")
         for frame in range(0, sound.frames, sound.window):
             self._model.check_features(sound.at(frame))
         longest = f"{sound.window * seconds / sound.frames:g} s"
-        remedy = f"leave it out, or cut the sound into parts of {longest}"
+        remedy = f"leave it out, or cut the audio into parts of {longest}"
         if "return_timestamps" in parameters.model_fields_set and not parameters.return_timestamps:
-            wanted = f"true for sound of more than {longest}, whose parts begin at timestamps"
+            wanted = f"true for audio of more than {longest}, whose parts begin at timestamps"
             raise InvalidInput("return_timestamps", "false", wanted, remedy)
         for name, off in _OF_ONE_WINDOW.items():
             if getattr(parameters, name) != off:
-                wanted = f"{'1' if name == 'n' else 'none'} for sound of more than {longest}"
+                wanted = f"{'1' if name == 'n' else 'none'} for audio of more than {longest}"
                 named = parameters.named(name)
                 raise InvalidInput(named, getattr(parameters, name), wanted, remedy)

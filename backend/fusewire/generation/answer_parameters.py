@@ -24,15 +24,16 @@ class AnswerParameters(BaseModel):
     max_new_tokens: Whole | None = Field(
         default=None,
         ge=0,
-        description="Most tokens generated for a sequence (also `max_tokens`). Default: as many as "
-        "fit, unlike Hugging Face's total of 20 and vLLM's 16. 0: none, with prompt_logprobs.",
+        description="Maximum number of tokens to generate per sequence (also `max_tokens`). "
+        "Default: as many as fit, unlike Hugging Face's total of 20 and vLLM's 16. 0: none, with "
+        "prompt_logprobs.",
     )
     min_new_tokens: Whole = Field(
         default=0,
         ge=0,
         description="Minimum number of tokens before an end-of-sequence token, a stop token or a "
-        "stop string can end a sequence, as in vLLM (also `min_tokens`). Hugging Face's "
-        "holds back the end-of-sequence token alone.",
+        "stop string can end a sequence, as in vLLM (also `min_tokens`). In Hugging Face it "
+        "affects only the end-of-sequence token.",
     )
     stop: Annotated[
         tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...],
@@ -46,7 +47,8 @@ class AnswerParameters(BaseModel):
     )
     stop_token_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_STOP_TOKENS)] = Field(
         default=(),
-        description="Tokens that end a sequence, besides the model's end-of-sequence tokens.",
+        description="Tokens that end a sequence, in addition to the model's end-of-sequence "
+        "tokens.",
     )
     ignore_eos: Flag = Field(
         default=False, description="Do not stop at the model's end-of-sequence tokens."
@@ -55,26 +57,27 @@ class AnswerParameters(BaseModel):
         default=False, description="Keep the stop string that ended the answer in the output."
     )
     skip_special_tokens: Flag = Field(
-        default=True, description="Leave special tokens out of the output."
+        default=True, description="Remove special tokens from the output."
     )
     n: Whole = Field(
         default=1,
         ge=1,
         le=MOST_SEQUENCES,
-        description="Number of sequences returned for the prompt (also `num_return_sequences`). "
-        "Above 1 only with sampling, or with beams, of which it is the n best.",
+        description="Number of sequences to return for the prompt (also `num_return_sequences`). "
+        "More than 1 needs sampling or beam search, which returns the n best.",
     )
     best_of: Whole | None = Field(
         default=None,
         ge=1,
         le=MOST_SEQUENCES,
-        description="Number of sequences generated, of which the n with the highest log-"
-        "probability per token are returned. Default: n.",
+        description="Number of sequences to generate, of which the n with the highest mean "
+        "log-probability per token are returned. Default: n.",
     )
     logprobs: Whole | None = Field(
         default=None,
         ge=0,
         le=MOST_LOGPROBS,
-        description="Return the log-probabilities of the k likeliest tokens at each step, and of "
-        "the token taken. 0: of the token taken alone; with beams nothing else. Default: none.",
+        description="Return the log-probabilities of the k most likely tokens at each step, and of "
+        "the generated token. 0: of the generated token only; beam search takes no other value. "
+        "Default: none.",
     )

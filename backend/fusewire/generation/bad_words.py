@@ -14,7 +14,8 @@ from typing import Any
 import tokenizers
 
 from fusewire.errors import InvalidInput
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import TokenizerFault
 
 
 class BadWords:

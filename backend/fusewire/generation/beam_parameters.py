@@ -24,51 +24,50 @@ class BeamParameters(BaseModel):
         default=1,
         ge=1,
         le=MOST_BEAMS,
-        description="Beam search with this many beams, as Hugging Face's; 1: none. Default: the "
-        "folder's, unless the request samples or names what does not go with beams. "
-        "`use_beam_search: true`, as in vLLM: best_of or n of them.",
+        description="Number of beams for beam search, as in Hugging Face; 1: no beam search. "
+        "Default: the folder's, unless the request samples or sets a parameter that beam search "
+        "does not support. `use_beam_search: true`, as in vLLM, takes best_of or n as the number.",
     )
     length_penalty: Real = Field(
         default=1.0,
         ge=LEAST_LENGTH_PENALTY,
         le=MOST_LENGTH_PENALTY,
-        description="With beams: texts rank by the sum of their log-probabilities divided by their "
-        "number of tokens to this power, the end-of-sequence token counted. 0: by the sum; above: "
-        "longer texts gain. Default: the folder's.",
+        description="Beam search: sequences are ranked by the sum of their log-probabilities "
+        "divided by their length to this power; the length includes the end-of-sequence token. 0: "
+        "by the sum; larger values favour longer sequences. Default: the folder's.",
     )
     early_stopping: Annotated[bool | Literal["never"], flag_or("never")] = Field(
         default=False,
-        description="With beams, when num_beams texts are found: true: end. false: end unless "
-        'a beam at its present length could still be among the best. "never": unless it could '
-        "at any length. Default: the folder's.",
+        description="Beam search: whether to stop when num_beams sequences are finished. true: "
+        "stop. false: stop unless a beam could still be among the best at its current length. "
+        '"never": stop unless it could at any length. Default: the folder\'s.',
     )
     num_beam_groups: Whole = Field(
         default=1,
         ge=1,
         le=MOST_BEAMS,
-        description="With beams: this many groups of num_beams / num_beam_groups search by "
-        "themselves (diverse beam search), as in transformers 4.56. 1: none. Default: the "
-        "folder's.",
+        description="Diverse beam search: number of groups, each of which searches with num_beams "
+        "/ num_beam_groups beams, as in transformers 4.56. 1: off. Default: the folder's.",
     )
     diversity_penalty: Real = Field(
         default=0.0,
         ge=0,
         le=100,
-        description="With num_beam_groups: subtracted from a token's log-probability for each "
-        "beam of an earlier group that took it in the same step; refused without. Default: the "
+        description="Diverse beam search: subtracted from a token's log-probability for each beam "
+        "of an earlier group that took it in the same step; needs num_beam_groups. Default: the "
         "folder's.",
     )
     patience: Real = Field(
         default=1.0,
         gt=0,
         le=MOST_PATIENCE,
-        description="With beams: a search waits for round(num_beams * patience) finished texts "
-        "where it else waits for num_beams, as CTranslate2's (Kasai et al., 2022); with groups for "
-        "as many of each.",
+        description="Beam search: a search waits for round(num_beams * patience) finished "
+        "sequences instead of num_beams, as in CTranslate2 (Kasai et al., 2022); with groups, "
+        "each group for as many of its own.",
     )
     renormalize_logits: Flag = Field(
         default=False,
-        description="With beams: log-probabilities are normalised again after biases, bans and "
+        description="Beam search: normalise log-probabilities again after biases, bans and "
         "penalties. Default: the folder's.",
     )
 

@@ -34,14 +34,14 @@ class GenerationParameters(
     add_special_tokens: Flag = Field(
         default=True,
         description="Let the tokenizer add its special tokens to a text prompt. false: for a text "
-        "that has them already, as chat templates write them.",
+        "that already contains them, such as the output of a chat template.",
     )
     prompt_logprobs: Whole | None = Field(
         default=None,
         ge=0,
         le=MOST_LOGPROBS,
-        description="As logprobs, of each token of the prompt but the first. Such a prompt is "
-        "computed whole, whatever the prefix cache has. Not of encoder-decoder models.",
+        description="As logprobs, for each token of the prompt except the first. The whole prompt "
+        "is computed, also the part that is in the prefix cache. Not for encoder-decoder models.",
     )
     priority: Whole = Field(
         default=0,

@@ -14,7 +14,8 @@ from fusewire.errors import InvalidInput, counted
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.text.least_tokens import WORTH_WHILE
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import TokenizerFault
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,22 +24,23 @@ class Seq2SeqParameters(BaseModel):
         default=1.0,
         ge=0.01,
         le=100,
-        description="Of an encoder-decoder model: multiplies positive and divides negative logits "
-        "of the source's tokens, so that more of them are written. 1: off. Default: the folder's.",
+        description="Encoder-decoder models: multiplies positive and divides negative logits of "
+        "the tokens in the source, so that they become more likely. 1: off. Default: the "
+        "folder's.",
     )
     encoder_no_repeat_ngram_size: Whole = Field(
         default=0,
         ge=0,
         le=1024,
-        description="Of an encoder-decoder model: no n-gram of the source of this size is written. "
+        description="Encoder-decoder models: no n-gram of this size from the source is generated. "
         "0: off. Default: the folder's.",
     )
     forced_bos_token_id: Whole | None = Field(
         default=None,
         ge=0,
-        description="Of an encoder-decoder model: the first token generated, whatever the logits "
-        "say, with log-probability 0; multilingual models take the target language so. Default: "
-        "the folder's.",
+        description="Encoder-decoder models: the first generated token, whatever the logits are, "
+        "with log-probability 0. Multilingual models use it for the target language. Default: the "
+        "folder's.",
     )
     forced_eos_token_id: (
         Annotated[
@@ -50,34 +51,33 @@ class Seq2SeqParameters(BaseModel):
         | None
     ) = Field(
         default=None,
-        description="Of an encoder-decoder model: the last token where max_new_tokens ends the "
-        "text, whatever the logits say, with log-probability 0. Of a list: the lowest, or any of "
-        "them with sampling. Default: the folder's.",
+        description="Encoder-decoder models: the last token of a sequence that reaches "
+        "max_new_tokens, whatever the logits are, with log-probability 0. If it is a list: the "
+        "lowest, or with sampling any of them. Default: the folder's.",
     )
     source_lang: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
         default=None,
-        description="Of a multilingual translation model: the language of the text, by the code "
-        "that the model's tokenizer has for it (`eng_Latn`, `en_XX`, `en`). Default: the folder's.",
+        description="Multilingual translation models: language of the text, as a code of the "
+        "model's tokenizer (`eng_Latn`, `en_XX`, `en`). Default: the folder's.",
     )
     target_lang: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
         default=None,
-        description="Of a multilingual translation model: the language to translate into, in place "
-        "of forced_bos_token_id.",
+        description="Multilingual translation models: language to translate into; replaces "
+        "forced_bos_token_id.",
     )
     target_prefix: Annotated[Text, Field(max_length=LONGEST_PREFIX)] | None = Field(
         default=None,
-        description="Of an encoder-decoder model: the beginning of the answer, after the token "
-        "that the decoder begins with and forced_bos_token_id. The answer's text goes on from it "
-        "and has it in front.",
+        description="Encoder-decoder models: the beginning of the answer, which follows the "
+        "decoder's start token and forced_bos_token_id. The answer continues it and includes it.",
     )
     decoder_input_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_PREFIX_TOKENS)] = Field(
         default=(),
-        description="As target_prefix, as the ids of all that the decoder begins with, as Hugging "
-        "Face's: decoder_start_token_id is put in front where it is not the first, and "
-        "forced_bos_token_id has no effect after a longer beginning.",
+        description="As target_prefix, but as all ids that the decoder starts from, as in Hugging "
+        "Face: decoder_start_token_id is prepended if it is not the first, and "
+        "forced_bos_token_id has no effect after more than that.",
     )
     alignment: Flag = Field(
         default=False,
-        description="Of an encoder-decoder model: return how much each token attends to those "
-        "of the source, in the mean over the heads of the last layer.",
+        description="Encoder-decoder models: return how much each token attends to those of the "
+        "source, averaged over the heads of the last layer.",
     )

@@ -19,57 +19,56 @@ class SpeechParameters(BaseModel):
 
     language: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
         default=None,
-        description="Of a model of speech: the language that is spoken, by its code or its English "
-        "name (`de`, `german`). Default: the folder's, else the one that the model hears.",
+        description="Speech models: language of the audio, as a code or an English name (`de`, "
+        "`german`). Default: the folder's, otherwise detected.",
     )
     task: Literal["transcribe", "translate"] | None = Field(
         default=None,
-        description="Of a model of speech: `transcribe` what is said, or `translate` it into "
-        "English. Default: the folder's, else `transcribe`.",
+        description="Speech models: `transcribe` the audio, or `translate` it into English. "
+        "Default: the folder's, otherwise `transcribe`.",
     )
     return_timestamps: Annotated[bool | Literal["word"], flag_or(WORD)] = Field(
         default=False,
-        description="Of a model of speech: find when each part of the text begins and ends, or, "
-        '"word", each word of it too. Default: the folder\'s.',
+        description='Speech models: return the start and end time of each segment or, with "word", '
+        "also of each word. Default: the folder's.",
     )
     condition_on_prev_tokens: Flag = Field(
         default=False,
-        description="Of a model of speech, and sound of several windows: what was written before "
-        "a window stands before its text, as far as half of the model's positions go. Default: "
-        "the folder's.",
+        description="Speech models, audio of several windows: the text of earlier windows precedes "
+        "that of a window, up to half of the model's positions. Default: the folder's.",
     )
     prompt_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_PREFIX_TOKENS)] = Field(
         default=(),
-        description="Of a model of speech: tokens of a text that stands before that of each "
-        "window, or, with condition_on_prev_tokens, before that of the first: names, spelling, "
-        "style. The last ones count, as far as half of the model's positions go.",
+        description="Speech models: tokens of a text that precedes that of each window or, with "
+        "condition_on_prev_tokens, of the first window, to suggest names, spelling and style. The "
+        "last tokens are used, up to half of the model's positions.",
     )
     fallback_temperatures: Annotated[
         tuple[Annotated[Real, Field(ge=0, le=100)], ...], Field(max_length=MOST_FALLBACKS)
     ] = Field(
         default=(),
-        description="Of a model of speech: a window whose text is no good by a threshold is "
-        "decoded again at the next of these temperatures, until one is good or none is left.",
+        description="Speech models: a window whose text fails a threshold is decoded again with "
+        "the next of these temperatures, until its text passes or none is left.",
     )
     compression_ratio_threshold: Real | None = Field(
         default=None,
         gt=0,
-        description="Of a model of speech: a text is no good whose tokens zlib makes more than so "
-        "many times shorter, as it repeats itself. Default: the folder's.",
+        description="Speech models: a text fails if zlib compresses its tokens by more than this "
+        "ratio, which indicates repetition. Default: the folder's.",
     )
     logprob_threshold: Real | None = Field(
         default=None,
         le=0,
-        description="Of a model of speech: a text is no good whose mean log-probability a token is "
-        "below. Default: the folder's.",
+        description="Speech models: a text fails if its mean log-probability per token is below "
+        "this. Default: the folder's.",
     )
     no_speech_threshold: Real | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Of a model of speech: a window is silence, and has no text, where that of "
-        "no speech is more probable and the text is no good by logprob_threshold. Default: the "
-        "folder's.",
+        description="Speech models: a window counts as silence, and has no text, if the "
+        "probability of no speech is above this and its text fails logprob_threshold. Default: "
+        "the folder's.",
     )
 
     @property

@@ -21,36 +21,36 @@ class TokenParameters(BaseModel):
 
     do_sample: Flag = Field(
         default=False,
-        description="Sample instead of taking the likeliest token. Default: true if the request "
-        "gives temperature, top_k, top_p, min_p or typical_p, else the folder's, else "
-        "false (as Hugging Face; vLLM samples). false: these five have no effect.",
+        description="Sample instead of taking the most likely token. Default: true if the request "
+        "sets temperature, top_k, top_p, min_p or typical_p, otherwise the folder's, otherwise "
+        "false (as in Hugging Face; vLLM samples). false: these five have no effect.",
     )
     temperature: Real = Field(
         default=1.0,
         ge=0,
         le=100,
-        description="Divides the logits before sampling. 0: greedy, even with do_sample. Of a "
-        "model of speech also a list, as in transformers: the others are fallback_temperatures.",
+        description="Divides the logits before sampling. 0: greedy, even with do_sample. Speech "
+        "models also take a list, as in transformers: the others become fallback_temperatures.",
     )
     top_k: Annotated[Whole, BeforeValidator(minus_one_as_zero)] = Field(
         default=0,
         ge=0,
-        description="Sample from the k likeliest tokens. 0 or -1: from all (Hugging Face's default "
-        "is 50).",
+        description="Sample from the k most likely tokens. 0 or -1: from all (Hugging Face's "
+        "default is 50).",
     )
     top_p: Real = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Sample from the smallest set of likeliest tokens whose probabilities sum to "
+        description="Sample from the smallest set of most likely tokens whose probabilities sum to "
         "top_p.",
     )
     min_p: Real = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Sample from tokens whose probability is at least min_p times that of the "
-        "likeliest. 0: off.",
+        description="Sample from tokens whose probability is at least min_p times that of the most "
+        "likely token. 0: off.",
     )
     typical_p: Real = Field(
         default=1.0,
@@ -63,23 +63,23 @@ class TokenParameters(BaseModel):
         default=None,
         ge=-(2**63),
         lt=2**63,
-        description="Makes sampling repeatable, whatever else runs, as far as logits are (on a "
-        "GPU, batches of different sizes agree within rounding). The first of n sequences "
-        "uses the seed itself, the others seeds derived from it and their index. "
+        description="Makes sampling reproducible, whatever else runs, to the extent that logits "
+        "are (on a GPU, batches of different sizes agree within rounding). The first of n "
+        "sequences uses the seed itself, the others seeds derived from it and their index. "
         "Default: random.",
     )
     repetition_penalty: Real = Field(
         default=1.0,
         ge=0.01,
         le=100,
-        description="Divides positive and multiplies negative logits of the tokens in prompt and "
-        "answer. 1: off.",
+        description="Divides positive and multiplies negative logits of tokens that are in the "
+        "prompt or the answer. 1: off.",
     )
     presence_penalty: Real = Field(
         default=0.0,
         ge=-2,
         le=2,
-        description="Subtracted from the logits of tokens that were generated before.",
+        description="Subtracted from the logits of tokens that were already generated.",
     )
     frequency_penalty: Real = Field(
         default=0.0,
@@ -91,7 +91,7 @@ class TokenParameters(BaseModel):
         default=0,
         ge=0,
         le=1024,
-        description="No n-gram of this size occurs twice, the prompt's included. 0: off.",
+        description="No n-gram of this size occurs twice, including those of the prompt. 0: off.",
     )
     logit_bias: Annotated[
         dict[int, Annotated[Real, Field(ge=-100, le=100)]], BeforeValidator(ids_as_keys)
@@ -112,16 +112,16 @@ class TokenParameters(BaseModel):
         Field(max_length=MOST_BAD_WORDS),
     ] = Field(
         default=(),
-        description="As bad_words, each as its token ids. Default: the folder's.",
+        description="As bad_words, but each word as a list of token ids. Default: the folder's.",
     )
     suppress_tokens: Annotated[tuple[Whole, ...], Field(max_length=MOST_SUPPRESSED)] = Field(
         default=(),
-        description="Tokens that are never generated; unlike bad_words_ids those that end a text "
-        "too. Default: the folder's.",
+        description="Tokens that are never generated; unlike bad_words_ids this includes "
+        "end-of-sequence tokens. Default: the folder's.",
     )
     begin_suppress_tokens: Annotated[tuple[Whole, ...], Field(max_length=MOST_SUPPRESSED)] = Field(
         default=(),
-        description="As suppress_tokens, of the first token alone, or of that after "
+        description="As suppress_tokens, but only for the first token, or the one after "
         "forced_bos_token_id. Default: the folder's.",
     )
 

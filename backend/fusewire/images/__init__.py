@@ -1,5 +1,5 @@
-"""Encoded images in, pixel values out, as transformers' image processors compute them; no kernels,
-no model."""
+"""Converts encoded images to pixel values, as transformers' image processors compute them. Uses no
+kernels and no model."""
 
 from fusewire.errors import ConfigurationError
 

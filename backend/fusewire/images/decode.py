@@ -1,8 +1,8 @@
-"""From encoded bytes (JPEG, PNG, WebP) to an upright RGB image, in bounded memory and time.
+"""Decodes JPEG, PNG and WebP to an upright RGB image, in bounded memory and time.
 
-The pixels are those of transformers' own `load_image`, which its pipelines and processors call for
-a file: rotated as the EXIF orientation says, then converted to RGB (palettes are looked up, grey is
-repeated, alpha is dropped, CMYK is converted).
+The pixels equal those of transformers' `load_image`, which its pipelines and processors call for a
+file: rotated according to the EXIF orientation, then converted to RGB (palettes are looked up, grey
+is repeated, alpha is dropped, CMYK is converted).
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from fusewire.errors import InvalidInput
 
 FIELD = "image"
 
-# Pixels of one image: more than phones take (50 million), less than 100 million. Each takes up to 8
-# bytes while it is decoded and converted, 20 in a lossless WebP.
+# Pixels of one image: more than those of phone cameras (50 million), fewer than 100 million. A
+# pixel takes up to 8 bytes while it is decoded and converted, 20 in a lossless WebP.
 MOST_PIXELS = 1 << 26
 MOST_BYTES = 64 << 20  # of one file
-# Each scan of a JPEG goes over all of its pixels, however short it is; encoders write about 10.
+# Decoding a scan of a JPEG visits all of its pixels, however short the scan is. Encoders write
+# about 10 scans.
 MOST_SCANS = 50
 
-# What a file of the format begins with, and where.
+# Format -> the bytes that identify it, with their offsets.
 _SIGNATURES = {
     "JPEG": ((0, b"\xff\xd8\xff"),),
     "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
     "WEBP": ((0, b"RIFF"), (8, b"WEBP")),
 }
-_START_OF_SCAN = b"\xff\xda"  # stands in no compressed data
+_START_OF_SCAN = b"\xff\xda"  # does not occur in compressed data
 
 
 def decode(data: bytes) -> Image.Image:
-    """The image as upright 8-bit RGB. InvalidInput: not an image of these formats, damaged or
-    truncated, animated, 16-bit grey, too many pixels, bytes or scans."""
+    """Returns the image as upright 8-bit RGB. Raises InvalidInput for other formats, damaged,
+    truncated or animated images, 16-bit grey, and too many pixels, bytes or scans."""
     return rgb(open_image(data))
 
 
 def open_image(data: bytes) -> Image.Image:
-    """The image with its header read and checked, and no memory taken for its pixels yet;
-    InvalidInput as `decode`."""
+    """Returns the image with its header read and checked, before memory is allocated for its
+    pixels. Raises InvalidInput as `decode`."""
     if len(data) > MOST_BYTES:
         got = f"{len(data)} bytes"
         raise InvalidInput(FIELD, got, f"at most {MOST_BYTES}", "send a smaller file")
@@ -53,15 +54,16 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """A copy of an image that a program has opened or made, with all of its pixels read;
-    InvalidInput as `decode`. Animations show one frame, which is taken."""
+    """Returns an upright copy, with all of its pixels read, of an image that the caller has opened
+    or made. Raises InvalidInput as `decode`. Of an animation the current frame is used."""
     with _errors_of(image.format or ""):
         _check_pixels(image)
         return ImageOps.exif_transpose(image)
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """The pixels of an opened image, upright and as 8-bit RGB; InvalidInput as `decode`."""
+    """Returns the pixels of an opened image, upright and as 8-bit RGB. Raises InvalidInput as
+    `decode`."""
     with _errors_of(image.format or ""):
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
@@ -78,9 +80,9 @@ def _format(data: bytes) -> str:
 
 
 def _check(image: Image.Image, data: bytes) -> None:
-    """InvalidInput for what the header shows."""
+    """Raises InvalidInput for what the header shows."""
     _check_pixels(image)
-    # A JPEG with further pictures in it (MPO, of phones) is its first.
+    # Of a JPEG with several pictures (MPO, written by phones) the first is used.
     if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
         frames = getattr(image, "n_frames", 0)
         got = f"an animated {image.format} file of {frames} frames"
@@ -103,7 +105,8 @@ def _check_pixels(image: Image.Image) -> None:
 
 @contextmanager
 def _errors_of(kind: str) -> Iterator[None]:
-    """Whatever Pillow raises for a damaged file (its parsers raise many kinds), as InvalidInput."""
+    """Raises InvalidInput for whatever Pillow raises for a damaged file: its parsers raise many
+    types."""
     try:
         yield
     except (InvalidInput, MemoryError):

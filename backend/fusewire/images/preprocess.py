@@ -1,5 +1,5 @@
-"""From an RGB image to a model's pixel values, bit for bit as transformers' PIL processors compute
-them: resize, centre crop, rescale, normalise."""
+"""Converts an RGB image to a model's pixel values, bit for bit as transformers' PIL processors do:
+resize, centre crop, rescale, normalise."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fusewire.errors import InvalidInput
 from fusewire.images.decode import FIELD, MOST_PIXELS, decode
 
 CHANNELS = 3
-MOST_SIDE = 2048  # of the size that a model is given; Pillow's filters are short that far
+MOST_SIDE = 2048  # of the model's input; up to this size Pillow's filters are short
 
 
 @dataclass(frozen=True)
 class Size:
-    """What an image is resized to: height and width, or its shorter side to `shortest_edge` with
-    the ratio of its sides kept."""
+    """The size to resize an image to: height and width, or `shortest_edge`, the length of the
+    shorter side, which keeps the aspect ratio."""
 
     height: int = 0
     width: int = 0
     shortest_edge: int = 0
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) of an image of this size after resizing."""
+        """Returns (width, height) after resizing an image of this width and height."""
         if not self.shortest_edge:
             return self.width, self.height
         if width <= height:
@@ -39,17 +39,17 @@ class Size:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The steps of one model's processor; None where one is left out."""
+    """The steps of one model's processor. A step that is left out is None."""
 
     size: Size | None
     resample: Image.Resampling
     crop: tuple[int, int] | None  # (height, width)
     rescale_factor: float | None
-    mean: tuple[float, ...] | None  # by channel, as `std`
+    mean: tuple[float, ...] | None  # per channel, like `std`
     std: tuple[float, ...] | None
 
     def values(self) -> dict[str, Any]:
-        """What `of_values` takes, for another process: numbers and lists of them."""
+        """Returns the argument of `of_values` in another process: numbers and lists of them."""
         return asdict(self)
 
     @classmethod
@@ -60,13 +60,14 @@ class Preprocessing:
         return cls(**{**values, **lists, "size": size, "resample": resample})
 
     def __call__(self, data: bytes) -> NDArray[np.float32]:
-        """Pixel values [3, height, width] of an encoded image; InvalidInput as `decode` and
-        `pixel_values`."""
+        """Returns the pixel values [3, height, width] of an encoded image. Raises InvalidInput as
+        `decode` and `pixel_values`."""
         return self.pixel_values(decode(data))
 
     def pixel_values(self, image: Image.Image) -> NDArray[np.float32]:
-        """Pixel values [3, height, width] of an RGB image. InvalidInput where one with a ratio of
-        sides like this would be resized to too many pixels, or one that is not resized has them."""
+        """Returns the pixel values [3, height, width] of an RGB image. Raises InvalidInput where an
+        image of this aspect ratio would be resized to too many pixels, or an image that is not
+        resized has too many."""
         size = self.size.of(*image.size) if self.size else image.size
         _check("resized to ", size, MOST_PIXELS)
         if self.crop is None:
@@ -83,8 +84,8 @@ class Preprocessing:
 
     @cached_property
     def _tables(self) -> NDArray[np.float32]:
-        """The value of each of the 256 levels of a channel, [3, 256]: rescaled in fp64 and rounded,
-        then normalised in fp32, as transformers does it."""
+        """[3, 256]: the pixel value of each of the 256 levels of a channel, rescaled in fp64 and
+        rounded, then normalised in fp32, as in transformers."""
         levels = np.arange(256, dtype=np.float64)
         if self.rescale_factor is not None:
             levels *= self.rescale_factor
@@ -106,7 +107,8 @@ def _check(what: str, size: tuple[int, int], most: int) -> None:
 
 
 def _center_crop(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """[height, width, 3] from the middle of [h, w, 3]; what lies outside of it is black."""
+    """Returns the centre [height, width, 3] of pixels [h, w, 3]. Positions outside the image are
+    black."""
     above, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
     if above < 0 or left < 0:
         margins = [

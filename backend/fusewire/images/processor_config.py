@@ -1,7 +1,8 @@
-"""preprocessor_config.json read strictly: what changes the pixel values is understood or refused.
+"""Reads preprocessor_config.json strictly: a key that changes the pixel values is either supported
+or refused.
 
-A key that is missing has the default of the processor's class; a step that is null is left out, as
-in transformers.
+A missing key has the default of the processor's class. A step that is null is left out, as in
+transformers.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
     "BitImageProcessor": _CLIP,
 }
-# Classes of folders that name none, by config.json's model_type.
+# config.json's model_type -> the class, for folders that do not name one.
 _BY_MODEL_TYPE = {
     "vit": "ViTImageProcessor",
     "deit": "DeiTImageProcessor",
@@ -75,8 +76,8 @@ _BY_MODEL_TYPE = {
     "siglip_vision_model": "SiglipImageProcessor",
 }
 
-# Keys without an effect on an encoded image's pixel values, whatever they hold: images are RGB
-# once they are decoded.
+# Keys that do not affect the pixel values of an encoded image, whatever their value: decoded images
+# are RGB.
 _WITHOUT_EFFECT = {
     "do_convert_rgb",
     "processor_class",
@@ -91,7 +92,7 @@ _WITHOUT_EFFECT = {
     "_valid_processor_keys",
     "_valid_kwargs_names",
 }
-# Keys that would change them, and the values that do not.
+# Keys that affect the pixel values -> their values that do not.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "do_pad": (None, False),
     "pad_size": (None,),
@@ -100,8 +101,9 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 
 def read_preprocessing(folder: Path | str, model_type: str) -> Preprocessing:
-    """What the folder's files say; `model_type` is config.json's. CheckpointError where they are
-    missing, name another processor, or say what is not known here."""
+    """Returns the preprocessing that the folder's files describe. `model_type` is config.json's.
+    Raises CheckpointError where they are missing, name another processor, or have unknown keys or
+    values."""
     values = (read_json(folder, _NESTED_FILE) or {}).get("image_processor")
     if values is None:
         values = read_json(folder, FILE)
@@ -113,7 +115,7 @@ def read_preprocessing(folder: Path | str, model_type: str) -> Preprocessing:
 
 
 def preprocessing_of(values: Mapping[str, Any], model_type: str) -> Preprocessing:
-    """As `read_preprocessing`, from the file's content."""
+    """`read_preprocessing` for the content of the file."""
     defaults = _DEFAULTS[_class_of(values, model_type)]
     known = defaults.keys() | _HARMLESS.keys() | _WITHOUT_EFFECT
     for key, value in values.items():
@@ -161,7 +163,7 @@ def _size(settings: Mapping[str, Any]) -> Size:
 
 
 def _sides(key: str, value: Any) -> tuple[int, int]:
-    """(height, width) of a dict of both, a list of both, or one number for both."""
+    """Returns (height, width) from a dict of both, a list of both, or one number for both."""
     if isinstance(value, dict) and value.keys() == {"height", "width"}:
         sides = [value["height"], value["width"]]
     else:

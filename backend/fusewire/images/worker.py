@@ -1,4 +1,5 @@
-"""The program of a process that reads images for one model: encoded bytes in, pixel values out."""
+"""The program of a process that reads images for one model. Takes encoded bytes, returns pixel
+values."""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from fusewire.images.decode import MOST_PIXELS
 from fusewire.images.preprocess import MOST_SIDE, Preprocessing
 from fusewire.worker_processes.program import Loaded, serve
 
-# Memory of a call, beyond what the loaded worker has: 20 bytes a pixel while a lossless WebP is
-# decoded, 12 in pixel values (and their parts), and the file.
+# Memory of a call, beyond that of the loaded worker: 20 bytes per pixel while a lossless WebP is
+# decoded, 24 per pixel of the model's input (its values and intermediate results), and the file.
 CALL_BYTES = 20 * MOST_PIXELS + 24 * MOST_SIDE**2 + (1 << 28)
 
 
 def main(owner: int) -> None:
-    """`owner`: its process id."""
+    """`owner`: process id of the owner."""
     serve(owner, _load)
 
 
 def _load(configuration: Mapping[str, Any]) -> Loaded:
     preprocessing = Preprocessing.of_values(configuration)
-    Image.init()  # its modules are loaded while files may be opened
+    Image.init()  # loads its modules now, while files may still be opened
 
     def call(message: Mapping[str, Any]) -> tuple[Any, memoryview]:
         pixels = preprocessing(message["body"].tobytes())

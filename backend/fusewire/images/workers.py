@@ -1,4 +1,4 @@
-"""Images of many requests are decoded and preprocessed at once, while the device computes."""
+"""Decodes and preprocesses the images of many requests concurrently, while the device computes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from fusewire.images.decode import FIELD, MOST_PIXELS, open_image, rgb
 from fusewire.images.preprocess import Preprocessing
 from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
 
-# Each is a Python with Pillow and numpy. A server's model has as many again where very large images
-# come.
+# Each process is a Python with Pillow and numpy. A served model starts as many again when very
+# large images are sent.
 MOST_PROCESSES = 8
-# For one image; the processor's time of a call is limited too.
+# For one image. The CPU time of a call is limited too.
 DEADLINE_S = 60.0
 _READS = Reads("image process", "an image", "send a smaller image")
 
 
 class ImageWorkers:
     """Reads images for one model, in as many threads as there are cores, or in processes. However
-    many requests call it, the images in work have at most MOST_PIXELS pixels together."""
+    many requests call it, the images that are read at the same time have at most MOST_PIXELS pixels
+    in total."""
 
     def __init__(self, preprocessing: Preprocessing, *, apart: bool = False) -> None:
-        """`apart`: encoded images are read in processes of their own, up to MOST_PROCESSES, started
-        when they are needed. Threads take turns at Python's interpreter, with each other and with
-        the one that feeds the device, which then waits. And a file that breaks a decoder, or takes
-        its memory, harms only its own request."""
+        """`apart`: read encoded images in separate processes, up to MOST_PROCESSES, which are
+        started when they are needed. Threads would compete for Python's interpreter lock with each
+        other and with the thread that feeds the device, and the device would wait. In a process, a
+        file that crashes a decoder or exhausts its memory affects only its own request."""
         self._preprocessing = preprocessing
         self._room = _Room(MOST_PIXELS)
         self.threads = len(os.sched_getaffinity(0))
@@ -45,16 +46,16 @@ class ImageWorkers:
         self._pool = ThreadPoolExecutor(self.threads, "images")
 
     def read(self, images: Sequence[bytes | PILImage]) -> list[NDArray[np.float32]]:
-        """Pixel values [3, height, width] of each image, encoded or as `upright` gives it, in
-        order. InvalidInput for the first that cannot be read, which it names where there are
-        several."""
+        """Returns the pixel values [3, height, width] of each image in order. An image is encoded
+        or a result of `upright`. Raises InvalidInput for the first image that cannot be read, and
+        names it where there are several."""
         return self.start(images)()
 
     def start(
         self, images: Sequence[bytes | PILImage], pixels: Sequence[int] = ()
     ) -> Callable[[], list[NDArray[np.float32]]]:
-        """Starts reading; what is returned waits for the images, as `read`. `pixels`: of each
-        image, where its header was read."""
+        """Starts reading, and returns a function that waits for the images like `read`. `pixels`:
+        pixels of each image, where its header has been read."""
         counts: Sequence[int | None] = pixels or [None] * len(images)
         futures = [
             self._pool.submit(self._read, data, count)
@@ -73,8 +74,9 @@ class ImageWorkers:
         return finish
 
     def close(self) -> None:
-        """Ends the threads after the images in work, and processes at once: what those read, or
-        would have, is Unavailable. What waits for threads is cancelled."""
+        """Ends the threads after the images that they are reading, and cancels the images that wait
+        for a thread. Ends processes at once: the images that they are reading, or would have read,
+        raise Unavailable."""
         if self._processes is None:
             self._pool.shutdown(cancel_futures=True)
         else:
@@ -104,8 +106,8 @@ def _result(future: Future[NDArray[np.float32]], index: int, images: int) -> NDA
 
 
 class _Room:
-    """Room for so many pixels in work at once; first come, first served, so that no large image
-    waits for ever."""
+    """Limits the pixels that are read at the same time. Images are served in order of arrival, so
+    that no large image waits for ever."""
 
     def __init__(self, pixels: int) -> None:
         self._free = pixels

@@ -1,4 +1,4 @@
-"""Encoders and decoders straight from Hugging Face folders.
+"""Encoders and decoders loaded directly from Hugging Face folders.
 
 An architecture is one file here (config.json -> Blueprint) and one row in `registry.py`.
 """
@@ -78,9 +78,9 @@ __all__ = [
 
 
 def check_folder(folder: Path | str, task: str) -> dict[str, None]:
-    """CheckpointError where `load_model` or `load_decoder` would raise it, found without reading a
-    weight: config.json, and the weights' headers against it. Names of the matrices that `quantize`
-    is of, in order."""
+    """Raises the CheckpointError that `load_model` or `load_decoder` would raise, without reading
+    weights: checks config.json, and the headers of the weight files against it. Returns the names
+    of the matrices that `quantize` applies to, in order."""
     names: dict[str, None] = {}
     for blueprint, head, checkpoint in _parts(folder, task):
         checkpoint.check(blueprint.tensors(head), blueprint.unread)
@@ -89,7 +89,7 @@ def check_folder(folder: Path | str, task: str) -> dict[str, None]:
 
 
 def _parts(folder: Path | str, task: str) -> Sequence[tuple[Blueprint, str | None, Checkpoint]]:
-    """What is loaded of a folder: blueprints with the head of each."""
+    """Returns what is loaded from a folder: blueprints, each with its head and its checkpoint."""
     values = read_config(folder)
     if reads_images(values):
         return image_parts(folder, task)
@@ -107,7 +107,8 @@ def _parts(folder: Path | str, task: str) -> Sequence[tuple[Blueprint, str | Non
 
 
 def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint:
-    """What a config.json says of the model for the task; CheckpointError."""
+    """Returns the blueprint of a config.json for the task. Raises CheckpointError if there is
+    none."""
     row = architecture(values, task) if task in TASK_HEADS else decoder(values)
     return row.blueprint(Config(values))
 
@@ -115,8 +116,8 @@ def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint:
 def load_encoder(
     folder: Path | str, task: str, place: Placement | None = None
 ) -> EncoderModel | ImageTextModel:
-    """Loads what an engine serves of a folder for `task`: texts or images, as its config.json
-    says."""
+    """Loads the model that an engine serves for `task`, an encoder of texts or of images depending
+    on config.json."""
     if reads_images(read_config(open_folder(folder))):
         return load_image_text_model(folder, task, place)
     return load_model(folder, task, place)
@@ -127,10 +128,10 @@ def load_model(
 ) -> EncoderModel:
     """Loads what `task` (embed, hidden, classify, tag, answer, fill) needs from a model folder.
 
-    Weights are mapped, checked by name and shape, and prepacked in the placement's dtype (by
-    default fp32 on the CPU); tensors of other heads are skipped, any other surplus or lack is a
-    CheckpointError. `pooler` (for embed and hidden)
-    loads the base model's tanh pooler as the head, where the checkpoint holds one.
+    Weights are memory-mapped, checked by name and shape, and prepacked in the placement's dtype (by
+    default fp32 on the CPU). Tensors of other heads are skipped; any other unexpected or missing
+    tensor raises CheckpointError. `pooler` (for embed and hidden): loads the base model's tanh
+    pooler as the head, if the checkpoint has it.
     """
     folder = open_folder(folder)
     place = place or Placement()
@@ -147,7 +148,8 @@ def build_model(
     *,
     pooler: bool = False,
 ) -> EncoderModel:
-    """As `load_model`, from a live model's configuration and its fp32 arrays by state-dict name."""
+    """As `load_model`, from the configuration of a live model and its fp32 arrays by state-dict
+    name."""
     _check_unquantised(config)
     place = place or Placement()
     return _build(
@@ -156,11 +158,11 @@ def build_model(
 
 
 def load_decoder(folder: Path | str, place: Placement | None = None) -> DecoderModel:
-    """Loads a decoder (task generate) from a model folder, as strictly as `load_model`; of an
+    """Loads a decoder (task generate) from a model folder, as strictly as `load_model`; for an
     encoder-decoder architecture a Seq2SeqModel.
 
-    The tokens that end a text, and those that begin a target, are those of generation_config.json,
-    where the folder has it, as transformers' `generate` takes them.
+    The tokens that end a text, and those that begin a target, are taken from generation_config.json
+    if the folder has it, as in transformers' `generate`.
     """
     folder = open_folder(folder)
     values = read_config(folder)
@@ -175,7 +177,7 @@ def build_decoder(
     arrays: Mapping[str, NDArray[Any]],
     place: Placement | None = None,
 ) -> DecoderModel:
-    """As `load_decoder`, from a live model's configuration and its fp32 arrays by state-dict
+    """As `load_decoder`, from the configuration of a live model and its fp32 arrays by state-dict
     name."""
     _check_unquantised(config)
     blueprint = blueprint_of(config, "generate")
@@ -186,7 +188,7 @@ def build_decoder(
 
 
 def _check_unquantised(config: Mapping[str, Any]) -> None:
-    """CheckpointError for a live model whose arrays are not its weights."""
+    """Raises CheckpointError for a quantised live model, whose arrays are not its weights."""
     key = "quantization_config"
     if config.get(key) is not None:
         raise Config.fault(key, config[key], "None in a live model (its folder can be loaded)")
@@ -199,7 +201,7 @@ def _decoder_class(blueprint: Blueprint) -> type[DecoderModel]:
 
 
 def _as_generated(folder: Path | str, blueprint: Blueprint) -> Blueprint:
-    """The blueprint with the tokens of generation_config.json."""
+    """Returns the blueprint with the special tokens of generation_config.json."""
     target = blueprint.target
     return replace(
         blueprint,

@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al., 2019): narrow embeddings projected up, and layers that share weights."""
+"""ALBERT (Lan et al., 2019): narrow embeddings with a projection, and layers that share weights."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def blueprint(config: Config) -> Blueprint:
 
 
 def _shared_layers(config: Config, sizes: Sizes) -> tuple[Layer, ...]:
-    """Layer i runs group i * groups / layers; a group is one or more inner layers."""
+    """Layer i runs group i * groups / layers. A group consists of one or more inner layers."""
     layers = config.size("num_hidden_layers", most=4096)
     groups = config.size("num_hidden_groups", 1, most=layers)
     inner = config.size("inner_group_num", 1, most=64)

@@ -1,4 +1,4 @@
-"""From a checkpoint to the kernel library's tensors, norms and matrices."""
+"""Converts a checkpoint's tensors to tensors, norms and matrices of the kernel library."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fusewire.weights.quantized import BLOCKS, StoredCodes, joined
 
 
 class Weights:
-    """A checkpoint's tensors in the shapes the kernels want, in their place."""
+    """A checkpoint's tensors in the shapes that the kernels take, uploaded to a placement."""
 
     def __init__(self, checkpoint: Checkpoint, place: Placement) -> None:
         self._checkpoint = checkpoint
         self._place = place
-        # Tables that are as they are stored, by the tensors they are read from.
+        # Tables that are unchanged tensors, by the names of these.
         self._tables: dict[str | None, kernels.Tensor] = {}
         self._words: dict[str | None, kernels.Tensor | kernels.Linear] = {}
 
     def table(self, table: Table) -> kernels.Tensor:
-        """Tied tables share their memory."""
+        """Returns an embedding table. Tied tables share their memory."""
         origin = self._checkpoint.origin(table.name)
         if not table.skipped and origin in self._tables:
             return self._tables[origin]
@@ -36,8 +36,8 @@ class Weights:
         return tensor
 
     def words(self, embeddings: Embeddings) -> kernels.Tensor | kernels.Linear:
-        """The table of words, of which each row is projected or normed once and for all; packed
-        where the placement quantises it. Tied tables share their memory."""
+        """Returns the token embeddings. Projections and norms of their rows are applied once, here.
+        They are packed where the placement quantises them. Tied tables share their memory."""
         table, place = embeddings.word, self._place
         origin = self._checkpoint.origin(table.name)
         as_stored = embeddings.words_as_stored
@@ -84,11 +84,11 @@ class Weights:
         return self._checkpoint.take(name)
 
     def matrix(self, dense: Dense) -> NDArray[Any]:
-        """The weight [outputs, inputs] that `linear` packs, in fp32."""
+        """Returns the weight [outputs, inputs] that `linear` packs, in fp32."""
         return self._stacked(dense, "weight", "float32")
 
     def linear(self, dense: Dense) -> kernels.Linear:
-        """Prepacked; several names become one matrix, so that one product serves them all. A head
+        """Returns a prepacked matrix. Several names become one matrix, for a single product. A head
         whose weight is a table (tied embeddings) is a `vocabulary_linear`."""
         if self._origin(dense) in self._words:
             return self.vocabulary_linear(dense)
@@ -97,9 +97,9 @@ class Weights:
         return self._place.linear(weight, self._bias(dense), dense.names[0])
 
     def vocabulary_linear(self, dense: Dense) -> kernels.Linear:
-        """As `linear`, of a head with an output for each token: in the placement's format of these.
-        One whose weight is a table (tied embeddings) shares its memory where it can; another's own
-        integers stay as those of `layer_linear`."""
+        """As `linear`, for a head with one output per token, in the placement's format for such
+        matrices. A head whose weight is a table (tied embeddings) shares its memory if it can;
+        codes of a head's own quantised weight are kept as in `layer_linear`."""
         tied = self._words.get(self._origin(dense))
         if tied is None and (own := self._own(dense)) is not None:
             return own
@@ -111,9 +111,9 @@ class Weights:
         return (place.vocabulary_linear if quantized else place.linear)(weight, bias, name)
 
     def layer_linear(self, dense: Dense) -> kernels.Linear:
-        """As `linear`, of a layer: in the placement's format of these, by the first of its names.
-        Codes that a checkpoint has for products of 8 bits stay as they are where the placement
-        multiplies them."""
+        """As `linear`, for a layer: in the placement's format for layers, by the first of its
+        names. A checkpoint's 8-bit or 4-bit codes are kept where the placement has kernels for
+        them."""
         own = self._own(dense)
         if own is not None:
             return own
@@ -121,8 +121,8 @@ class Weights:
         return self._place.layer_linear(weight, self._bias(dense), dense.names[0])
 
     def cache_scales(self, attention: Attention) -> dict[str, float]:
-        """The checkpoint's for its keys and values, by name, where the placement's cache is in
-        float8; none for another."""
+        """Returns the checkpoint's scales of keys and values by name if the placement's cache is
+        float8, else none."""
         if self._place.cache_dtype == self._place.dtype:
             return {}
         module = attention.qkv.names[0].rpartition(".")[0]
@@ -130,7 +130,8 @@ class Weights:
         return {"k_scale": k_scale, "v_scale": v_scale}
 
     def _own(self, dense: Dense) -> kernels.Linear | None:
-        """As the checkpoint has it quantised; None where it has not, or it is to be dequantised."""
+        """Returns the matrix with the checkpoint's own codes; None if it is not quantised, or has
+        to be dequantised."""
         own = self._of_codes(dense)
         if own is None:
             own = self._of_int4(dense)
@@ -142,16 +143,16 @@ class Weights:
             self._place.as_stored[names[0]] = as_stored
 
     def _of_codes(self, dense: Dense) -> kernels.Linear | None:
-        """The weight as the checkpoint's 8-bit codes; None where it has none, or the placement does
-        not multiply in their format."""
+        """Returns the weight with the checkpoint's 8-bit codes; None if it has none, or if the
+        placement has no kernels for their format."""
         stored, name = self._codes(dense), dense.names[0]
         if stored is None or not self._place.multiplies(name, stored.codes.shape, stored.format):
             return None
         return self._place.codes_linear(*stored, self._bias(dense), name)
 
     def _codes(self, dense: Dense) -> StoredCodes | None:
-        """The codes and scales of all names; None where one has none, or another format, or weights
-        that are changed."""
+        """Returns the codes and scales of all names stacked; None if one of them has none or has
+        another format, or if the weights have to be changed."""
         if dense.averaged or dense.row_scale or dense.weight_scale != 1:
             return None
         stored = [self._checkpoint.codes(f"{name}.weight") for name in dense.names]
@@ -165,9 +166,9 @@ class Weights:
         return whole._replace(codes=codes, scales=scales)
 
     def _of_int4(self, dense: Dense) -> kernels.Linear | None:
-        """The weight as the checkpoint's 4-bit codes; None where the names do not all have them
-        with the same groups and order of inputs, where they are changed, or where the placement
-        takes none."""
+        """Returns the weight with the checkpoint's 4-bit codes; None if not all names have such
+        codes with equal groups and order of inputs, if the weights have to be changed, or if the
+        placement does not take 4-bit codes."""
         changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
         if changed or not self._place.has_int4:
             return None
@@ -198,14 +199,14 @@ class Weights:
         return self._stacked(dense, "bias", self._place.dtype) if dense.bias else None
 
     def _stored(self, name: str) -> NDArray[Any]:
-        """As it is where that is the placement's precision, else fp32: nothing is rounded twice,
-        or read more often than it has to be."""
+        """Returns the tensor unconverted if it has the placement's precision, else in fp32, so that
+        nothing is rounded twice or read more often than necessary."""
         return self._checkpoint.take(name, self._place.dtype)
 
     def _stacked(self, dense: Dense, kind: str, dtype: str) -> NDArray[Any]:
         factor = dense.weight_scale if kind == "weight" else dense.bias_scale
         if dense.averaged or dense.row_scale or factor != 1:
-            dtype = "float32"  # rounded once, after what follows
+            dtype = "float32"  # rounded once, after the changes below
         without = dense.unbiased if kind == "bias" else ()
         stored = [name for name in dense.names if name not in without]
         parts = [self._checkpoint.take(f"{name}.{kind}", dtype) for name in stored]
@@ -233,7 +234,7 @@ class Weights:
 
 
 def _regrouped(whole: NDArray[Any], dense: Dense) -> NDArray[Any]:
-    """Rows as q | k | v, however they are stored."""
+    """Returns the rows in the order q | k | v, whatever their stored order is."""
     if not dense.by_head:
         return whole
     split = whole.reshape(dense.by_head, 3, -1, *whole.shape[1:])
@@ -241,7 +242,7 @@ def _regrouped(whole: NDArray[Any], dense: Dense) -> NDArray[Any]:
 
 
 def in_stored_order(rows: NDArray[Any], dense: Dense) -> NDArray[Any]:
-    """Numbers of the outputs q | k | v, in the order in which these are stored."""
+    """Returns values of the outputs q | k | v in the order in which these outputs are stored."""
     if not dense.by_head:
         return rows
     return rows.reshape(3, dense.by_head, -1).swapaxes(0, 1).reshape(rows.shape)

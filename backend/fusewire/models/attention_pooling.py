@@ -1,4 +1,4 @@
-"""One row for each image, which a learned query reads from its tokens: SigLIP's pooling."""
+"""SigLIP's pooling: one row per image, the attention of a learned query to the image's tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusewire.placement import Placement
 
 
 class BuiltAttentionPooling:
-    """AttentionPooling with its weights. The query is the same for every image: it is computed
+    """AttentionPooling with its weights. The query is the same for every image, so it is computed
     once."""
 
     def __init__(self, pooling: AttentionPooling, weights: Weights, place: Placement) -> None:
@@ -34,7 +34,7 @@ class BuiltAttentionPooling:
         self._spec = kernels.AttentionSpec(heads=pooling.heads, scale=head_dim**-0.5)
 
     def apply(self, x: kernels.Tensor, cu_seqlens: NDArray[np.int32]) -> kernels.Tensor:
-        """[tokens, hidden] -> [images, hidden]."""
+        """Pools [tokens, hidden] to [images, hidden]."""
         place, stream = self._place, self._place.stream
         tokens, hidden = x.shape
         images = len(cu_seqlens) - 1

@@ -1,6 +1,5 @@
-"""BART (Lewis et al., 2019) and PLBart (Ahmad et al., 2021): learned positions whose first two rows
-are unused, a norm behind each part; and mBART (Liu et al., 2020): a norm in front of each part, and
-at the end."""
+"""BART (Lewis et al., 2019) and PLBart (Ahmad et al., 2021): post-norm, learned positions whose
+first two rows are unused; and mBART (Liu et al., 2020): pre-norm with a final norm."""
 
 from __future__ import annotations
 

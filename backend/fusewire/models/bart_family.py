@@ -1,6 +1,5 @@
 """What BART and its relatives share: learned or fixed positions, LayerNorm, biases everywhere, an
-encoder and a decoder of the same parts. Their files differ in norms, positions and vocabularies.
-"""
+encoder and a decoder of the same parts. Their files differ in norms, positions and vocabularies."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from fusewire.models.target_tokens import TargetTokens
 
 _EPS = 1e-5
 SHARED = "shared.weight"
-# Sinusoids, which old transformers versions stored.
+# Sinusoidal positions that old transformers versions stored.
 STORED_SINUSOIDS = ("encoder.embed_positions.", "decoder.embed_positions.")
 _TARGET_WORDS = "decoder.embed_tokens.weight"
 
@@ -46,10 +45,11 @@ def bart_family(
     logits_bias: bool = True,
     unread: tuple[str, ...] = (),
 ) -> Blueprint:
-    """`pre_norm`: norms in front of each part and at the end of both stacks, else behind each part.
-    `position`: of "encoder" and "decoder". `target_vocabulary`: of a decoder with words of its own.
-    `scaled`, `eos` and `target` hold where config.json does not say. `padding_index`: as
-    `Embeddings` has it, of the encoder. `logits_bias`: whether there is one."""
+    """Builds the blueprint. `pre_norm`: norms before each sublayer and at the end of both stacks,
+    else after each sublayer. `position`: the positions of "encoder" and "decoder".
+    `target_vocabulary`: the vocabulary size of a decoder with token embeddings of its own.
+    `scaled`, `eos` and `target`: defaults for config.json. `padding_index`: of the encoder, as in
+    `Embeddings`. `logits_bias`: whether the head has a bias."""
     hidden, words = config.size("d_model"), config.size("vocab_size")
     vocabularies = {"encoder": words, "decoder": target_vocabulary or words}
     stacks = {
@@ -96,7 +96,7 @@ def bart_family(
 
 
 def learned_positions(config: Config, skipped: int) -> dict[str, Table | Sinusoids]:
-    """Tables whose first rows are unused."""
+    """Returns tables whose first `skipped` rows are unused."""
     rows, hidden = config.size("max_position_embeddings"), config.size("d_model")
     return {
         side: Table(f"{side}.embed_positions.weight", rows, hidden, skipped)
@@ -112,7 +112,8 @@ def fixed_positions(config: Config) -> dict[str, Table | Sinusoids]:
 def layer_of(
     config: Config, side: str, index: int, *, pre_norm: bool, unbiased: tuple[str, ...] = ()
 ) -> Layer:
-    """One of "encoder" or "decoder". `unbiased`: projections of its attentions without a bias."""
+    """Returns a layer of the "encoder" or "decoder". `unbiased`: projections of its attentions
+    without a bias."""
     root = f"{side}.layers.{index}"
     hidden, heads = config.width("d_model", f"{side}_attention_heads")
     inner = config.size(f"{side}_ffn_dim")

@@ -1,7 +1,6 @@
-"""Blenderbot (Roller et al., 2020): learned positions, a norm in front of each part, and at the
-end; and the small one: a norm behind each part, and behind the embeddings, which in the decoder is
-of the words alone.
-"""
+"""Blenderbot (Roller et al., 2020): learned positions, pre-norm with a final norm; and Blenderbot
+small: post-norm, with a norm of the embeddings, which in the decoder applies to the token
+embeddings alone."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def blenderbot_small(config: Config) -> Blueprint:
     whole = _family(config, pre_norm=False, position=position, embedding_norm=True)
     decoder = whole.stack
     assert isinstance(decoder.embeddings, Embeddings)
-    # Transformers scales the encoder's words alone.
+    # transformers scales only the encoder's token embeddings.
     embeddings = replace(
         decoder.embeddings, norm=None, word_norm=decoder.embeddings.norm, scale=1.0
     )

@@ -1,8 +1,8 @@
-"""What an architecture file states: the parts of a model, their sizes, and their weight names.
+"""Data types of a blueprint: the parts of a model, their sizes, and the names of their weights.
 
 A blueprint is data. `layer_builder.py` builds its layers and `stack.py` runs them, so an
 architecture is added by writing one function from config.json to a Blueprint. Names are relative to
-the base model (no `bert.` in front); heads keep theirs.
+the base model (without `bert.` in front); heads have full names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fusewire.models.target_tokens import TargetTokens
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table [rows, columns]; `name` is the tensor's.
+    """An embedding table [rows, columns] that is stored as the tensor `name`.
 
-    The tensor has `skipped` rows more, in front, which nothing looks up (OPT's positions).
+    The tensor begins with `skipped` further rows that are never looked up (OPT's positions).
     """
 
     name: str
@@ -33,9 +33,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """Fixed positions [rows, columns] that no checkpoint has to hold (`positions.sinusoids`); the
-    table has `skipped` rows more, in front, which nothing looks up. `padding_index`: the table is
-    tensor2tensor's, with zeros in this row (M2M-100)."""
+    """Fixed positions [rows, columns], which checkpoints need not contain (`positions.sinusoids`).
+    The table begins with `skipped` further rows that are never looked up. `padding_index`: the
+    table is tensor2tensor's, with zeros in this row (M2M-100)."""
 
     rows: int
     columns: int
@@ -45,10 +45,10 @@ class Sinusoids:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm over `size` features: `name`.weight and, unless absent, `name`.bias.
+    """A norm over `size` features: `name`.weight and, with `bias`, `name`.bias.
 
-    `one_plus`: what is stored is the weight's difference from 1 (Gemma). `scale`: factor of what
-    is stored.
+    `one_plus`: the stored tensor is the weight's difference from 1 (Gemma). `scale`: a factor of
+    the weight.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Norm:
     eps: float
     bias: bool = True
     one_plus: bool = False
-    kind: str = "layer_norm"  # or rms_norm
+    kind: str = "layer_norm"  # or "rms_norm"
     scale: float = 1.0
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -66,7 +66,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor that is no table, norm or matrix, of any shape."""
+    """A tensor of any shape that is not a table, norm or matrix."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,12 +79,13 @@ class Values:
 class Dense:
     """y = norm(activation(x W^T + b)). Several names are stacked by rows (query, key, value).
 
-    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: how many heads it has, where it is
-    stored head by head, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
-    names side by side, y the mean of what each gives (DeiT). `row_scale`: the tensor with a factor
-    for each output (DINOv2), empty for none. `weight_scale` and `bias_scale`: factors of what is
-    stored. `bias_row`: the bias is this tensor [1, outputs] (BART's final_logits_bias). `unbiased`:
-    names that have no bias beside others that have one (Whisper's keys).
+    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: the number of heads if rows are
+    stored head by head, q | k | v within a head (GPT-NeoX), else 0. `averaged`: x is the
+    concatenated inputs of all names, y the mean of their outputs (DeiT). `row_scale`: name of the
+    tensor with a factor per output (DINOv2), empty for none. `weight_scale` and `bias_scale`:
+    factors of the stored tensors. `bias_row`: the bias is this tensor [1, outputs] (BART's
+    final_logits_bias). `unbiased`: names without a bias beside others that have one (Whisper's
+    keys).
     """
 
     names: tuple[str, ...]
@@ -122,11 +123,12 @@ class Dense:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """projection(norm(scale * word + position + token type)), without the parts that are None.
+    """projection(norm(scale * token embedding + position + token type)), without the parts that are
+    None.
 
-    `word_projection` is applied to the rows of the word table, once, when they are loaded; so is
-    `word_norm`.
-    `padding_index`: positions count from here + 1, skipping this id (RoBERTa).
+    `word_projection` and `word_norm` are applied to the rows of the token embeddings once, when
+    they are loaded. `padding_index`: positions count from this id + 1, and padding tokens do not
+    count (RoBERTa).
     """
 
     word: Table
@@ -140,22 +142,22 @@ class Embeddings:
     padding_index: int | None = None
 
     def __post_init__(self) -> None:
-        # No kernel adds token types to words that it scales, or does not norm.
+        # Kernels add token types only to embeddings that are normalised and not scaled.
         assert self.token_type is None or (self.norm is not None and self.scale == 1)
 
     @property
     def words_as_stored(self) -> bool:
-        """Whether the table of words is the tensor as it is, which others may share."""
+        """Whether the token embeddings are the unchanged tensor, which can be shared."""
         return self.word_projection is None and self.word_norm is None and not self.word.skipped
 
 
 @dataclass(frozen=True)
 class Patches:
-    """norm(projection of each patch + bias + position), behind the tokens of `leading`, which have
-    positions too: the input block of images.
+    """The input block of images: norm(projection of each patch + bias + position), behind the
+    `leading` tokens, which have positions too.
 
-    A patch is [channels, size, size] pixels, projection [hidden, channels, size, size], position a
-    row for each of the leading tokens and of the patches of `grid`, (rows, columns).
+    A patch is [channels, size, size] pixels, the projection [hidden, channels, size, size].
+    `position` has a row for each leading token and for each patch of `grid`, (rows, columns).
     """
 
     size: int
@@ -169,9 +171,8 @@ class Patches:
 
 @dataclass(frozen=True)
 class Convolution:
-    """gelu(y) of a convolution over time: weight [outputs, inputs, 3] and its bias. Of the frames
-    every `stride`th is the middle of a window, in front of the first and behind the last are
-    zeros."""
+    """gelu(y) of a convolution over time: weight [outputs, inputs, 3] and its bias. Windows are
+    centred at every `stride`th frame; the frames before the first and behind the last are zeros."""
 
     weight: Values
     bias: Values
@@ -180,8 +181,8 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Frames:
-    """The convolutions, one after the other, + position: the input block of sound, whose `frames`
-    have `bins` numbers each. As many rows come out of it as `position` has."""
+    """The input block of audio: the convolutions in order, + position. The input is `frames` frames
+    of `bins` values; the output has as many rows as `position`."""
 
     frames: int
     bins: int
@@ -191,9 +192,9 @@ class Frames:
 
 @dataclass(frozen=True)
 class PositionBias:
-    """Added to the scores, by the bucket of a distance (`positions.relative_buckets`): `table` is
-    [buckets, heads]. Distances of `max_distance` and more share a bucket. `causal`: all buckets are
-    for keys before the query."""
+    """A bias of attention scores by the bucket of the distance (`positions.relative_buckets`).
+    `table` is [buckets, heads]. Distances of `max_distance` and more share a bucket. `causal`: all
+    buckets are for keys before the query."""
 
     table: Table
     max_distance: int = 128
@@ -202,11 +203,11 @@ class PositionBias:
 
 @dataclass(frozen=True)
 class Attention:
-    """Self-attention. qkv rows are q | k | v.
+    """Self-attention. The rows of qkv are q | k | v.
 
-    A token sees those up to `left` before and `right` behind it, None for all: right = 0 is causal.
-    `scale` of the scores, 0 for 1 / sqrt(head_dim); `soft_cap` of the scores, 0 for none. `q_norm`,
-    `k_norm`: of each head, before it is rotated.
+    A token attends to at most `left` tokens before and `right` tokens behind it, None for all:
+    right = 0 is causal. `scale`: scale of the scores, 0 for 1 / sqrt(head_dim). `soft_cap`: soft
+    cap of the scores, 0 for none. `q_norm`, `k_norm`: norms of each head, before RoPE.
     """
 
     qkv: Dense
@@ -224,16 +225,18 @@ class Attention:
 
     @property
     def kv_width(self) -> int:
-        """Numbers of a token's keys, and of its values."""
+        """Elements of a token's keys, and of its values."""
         return (self.qkv.outputs - self.output.inputs) // 2
 
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Attention of a decoder's tokens to all of their source, behind the self-attention of a layer.
+    """Attention of a decoder's tokens to all tokens of their source, behind the self-attention of a
+    layer.
 
-    kv rows are k | v, made of the encoder's output, as many as the self-attention's: both lie in
-    the same planes of a cache. `scale` of the scores, 0 for 1 / sqrt(head_dim).
+    The rows of kv are k | v, projections of the encoder's output, with the width of the
+    self-attention's: both are in the same planes of a cache. `scale`: scale of the scores, 0 for 1
+    / sqrt(head_dim).
     """
 
     q: Dense
@@ -245,7 +248,7 @@ class CrossAttention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """output(activation(intermediate(x))); gated: rows of intermediate are gate | up."""
+    """output(activation(intermediate(x))). Gated: the rows of intermediate are gate | up."""
 
     intermediate: Dense
     output: Dense
@@ -266,8 +269,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Layer:
-    """Blocks in order; `parallel`: all read the layer's input. Equal layers are built once (ALBERT
-    shares its weights)."""
+    """Blocks in order; with `parallel` all of them read the layer's input. Equal layers are built
+    once (ALBERT shares its weights)."""
 
     blocks: tuple[Block, ...]
     parallel: bool = False
@@ -283,8 +286,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """An encoder or a decoder below its heads. `outgrows_float16`: its hidden states can be larger
-    than 65504."""
+    """An encoder or a decoder without its heads. `outgrows_float16`: its hidden states can overflow
+    float16 (65504)."""
 
     hidden_size: int
     max_length: int  # positions
@@ -305,8 +308,8 @@ class Stack:
 @dataclass(frozen=True)
 class AttentionPooling:
     """y + feed_forward(norm(y)) for each sequence, where y = output(attention) of one learned
-    query, `probe` [1, 1, hidden], to all of its tokens (SigLIP). Rows of `weight` [3 hidden,
-    hidden] and of `bias` are q | k | v."""
+    query, `probe` [1, 1, hidden], to all tokens of the sequence (SigLIP). The rows of `weight` [3
+    hidden, hidden] and of `bias` are q | k | v."""
 
     probe: Values
     weight: Values
@@ -319,7 +322,7 @@ class AttentionPooling:
 
 @dataclass(frozen=True)
 class CosineLogits:
-    """exp(scale) * cosine + bias for an image and a text: tensors of one number each."""
+    """exp(scale) * cosine + bias for an image and a text; both are tensors of one element."""
 
     scale: Values
     bias: Values | None = None
@@ -327,11 +330,11 @@ class CosineLogits:
 
 @dataclass(frozen=True)
 class Head:
-    """A norm, where there is one, and dense layers over one pooled row a sequence, or over every
-    row where `pooling` is None. `soft_cap`: what they give becomes soft_cap * tanh(y / soft_cap);
-    0: it stays. `logits`: of embeddings of texts, how they are compared with those of images."""
+    """An optional norm and dense layers, applied to one pooled row per sequence, or to every row if
+    `pooling` is None. `soft_cap`: the output y becomes soft_cap * tanh(y / soft_cap); 0: none.
+    `logits`: for embeddings of texts, how they are compared with those of images."""
 
-    pooling: str | AttentionPooling | None  # of `kernels.pool`, or of `BuiltImageHead`
+    pooling: str | AttentionPooling | None  # as in `kernels.pool`, or in `BuiltImageHead`
     chain: tuple[Dense, ...]
     soft_cap: float = 0.0
     norm: Norm | None = None
@@ -340,14 +343,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A stack with its heads, and where a checkpoint has them. Of an encoder-decoder model the
-    stack is the decoder, beside its `encoder`."""
+    """A stack with its heads, and the names of their tensors in a checkpoint. For an
+    encoder-decoder model `stack` is the decoder and `encoder` the encoder."""
 
     prefix: str
     stack: Stack
-    # By task; "pooler" is the tanh layer some base models end with.
+    # By task; "pooler" is the tanh layer at the end of some base models.
     task_heads: Mapping[str, Head]
-    unread: tuple[str, ...]  # name prefixes of tensors that are known, and left out where not read
+    unread: tuple[str, ...]  # name prefixes of known tensors that need not be read
     aliases: Mapping[str, str]  # tied tensors: name -> the name that is stored
     eos_token_ids: tuple[int, ...] = ()
     encoder: Stack | None = None
@@ -362,7 +365,7 @@ class Blueprint:
         return self.stack.max_length
 
     def encoder_alone(self) -> Blueprint:
-        """The encoder of an encoder-decoder model, for tasks that read its hidden states."""
+        """Returns the encoder of an encoder-decoder model, for tasks that use its hidden states."""
         assert self.encoder is not None
         return Blueprint(
             prefix=self.prefix,
@@ -373,13 +376,13 @@ class Blueprint:
         )
 
     def tensors(self, head: str | None) -> dict[str, tuple[int, ...]]:
-        """Every tensor the stacks and one head read, with its shape."""
+        """Returns the names and shapes of all tensors of the stacks and one head."""
         head_or_none = self.task_heads[head] if head is not None else None
         return tensors_of(self.stack, self.encoder, head_or_none)
 
 
 def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the parts below `roots`, with its shape."""
+    """Returns the names and shapes of all tensors of the parts below `roots`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for part in parts_of(roots):
         shapes.update(part.tensors())
@@ -387,7 +390,7 @@ def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
 
 
 def parts_of(node: Any) -> Iterator[Table | Norm | Dense | Values]:
-    """The parts below a part or a tuple of parts, each as often as it occurs."""
+    """Yields the parts below a part or a tuple of parts, each as often as it occurs."""
     if isinstance(node, (Table, Norm, Dense, Values)):
         yield node
     if isinstance(node, tuple):

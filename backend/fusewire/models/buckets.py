@@ -1,18 +1,19 @@
-"""How batches share recorded forwards: by upper bounds that are close to what they hold."""
+"""Buckets of batch sizes: batches share captured forwards by upper bounds close to their own
+sizes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# A bucket has at most this share more tokens than the batch: 1 / STEPS.
+# A bucket has at most 1 / STEPS more tokens than the batch.
 STEPS = 32
-# Beyond this a forward keeps the device busy for longer than its launches take, so nothing is
-# gained by recording it.
+# Beyond this, computing a forward takes the device longer than launching it takes the host, so a
+# captured graph gains nothing.
 MOST_TOKENS = 4096
 
 
 class Bucket(NamedTuple):
-    """Upper bounds of a batch; every batch within them may replay the same recording."""
+    """Upper bounds of a batch; every batch within them may replay the same captured graph."""
 
     tokens: int
     sequences: int
@@ -20,10 +21,11 @@ class Bucket(NamedTuple):
 
 
 def bucket_of(tokens: int, sequences: int, max_seqlen: int) -> Bucket | None:
-    """The bucket of a batch, or None when it is too large to be worth a recording.
+    """Returns the bucket of a batch, or None if it is too large to be worth capturing.
 
-    Tokens are computed, so they are rounded up finely (exact up to 64, then in 32 steps an octave);
-    sequences and the longest length only bound grids and choose kernels, so powers of two do.
+    Padding tokens are computed, so tokens are rounded up finely (exact up to 64, then in 32 steps
+    per octave). The number of sequences and the maximum length only bound grids and select kernels,
+    so they are rounded up to powers of two.
     """
     if tokens > MOST_TOKENS:
         return None
@@ -34,5 +36,5 @@ def bucket_of(tokens: int, sequences: int, max_seqlen: int) -> Bucket | None:
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is no less than a number >= 1."""
+    """Returns the smallest power of two that is at least `number`, for number >= 1."""
     return 1 << (number - 1).bit_length()

@@ -1,5 +1,5 @@
-"""CLIP (Radford et al., 2021): an encoder of images and a causal one of texts, with projections to
-the space that both share."""
+"""CLIP (Radford et al., 2021): an encoder of images and a causal encoder of texts, with projections
+to a shared space."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def vision_alone(config: Config) -> Blueprint:
 
 
 def text(config: Config) -> Blueprint:
-    """The text tower of a CLIPModel. A text's embedding is that of its end token, the last that is
-    read."""
+    """The text tower of a CLIPModel. A text's embedding is that of its end token, the last token
+    that is read."""
     texts = tower(config, "text", _TEXT)
     hidden, _ = texts.width()
     projection = Dense(("text_projection",), hidden, config.size("projection_dim", 512), bias=False)

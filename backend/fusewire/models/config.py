@@ -1,7 +1,8 @@
-"""config.json read strictly: what changes the result is understood or refused, by key and value.
+"""Reads config.json strictly: every key that changes results is either supported or refused, by key
+and value.
 
-Keys that cannot change what a forward pass computes (dropout, initialisation, bookkeeping) are
-not looked at.
+Keys that cannot change what a forward pass computes (dropout, initialisation, bookkeeping) are not
+read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 
-# Keys that would turn these models into something else, and the values that do not.
+# Keys that would change the architecture, and the values with which they do not.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "position_embedding_type": ("absolute", None),
@@ -41,7 +42,8 @@ _MISSING = object()
 
 
 class Config:
-    """Typed access to config.json; every fault is a CheckpointError naming key, got and wanted."""
+    """Typed access to config.json. Every fault is a CheckpointError with the key, got and
+    wanted."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
@@ -54,7 +56,7 @@ class Config:
     def size(
         self, key: str, default: int | None = None, most: int = 1 << 24, least: int = 1
     ) -> int:
-        """A whole number in least..most."""
+        """Returns an integer in least..most."""
         value = self._get(key, default)
         if type(value) is not int or not least <= value <= most:
             raise self.fault(key, value, f"a whole number in {least}..{most}")
@@ -63,7 +65,8 @@ class Config:
     def one_or_two_sizes(
         self, key: str, default: int, most: int, least: int = 1
     ) -> tuple[int, int]:
-        """[height, width], or one number for both, each as `size`."""
+        """Returns [height, width], given as two integers or as one for both, each checked as in
+        `size`."""
         value = self._get(key, default)
         sizes = value if isinstance(value, (list, tuple)) else [value, value]
         if len(sizes) != 2 or not all(type(n) is int and least <= n <= most for n in sizes):
@@ -71,26 +74,26 @@ class Config:
         return sizes[0], sizes[1]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number."""
+        """Returns a positive finite number."""
         value = self._get(key, default)
         if type(value) not in (int, float) or not 0 < value < 1e30:
             raise self.fault(key, value, "a positive number")
         return float(value)
 
     def given(self, key: str, default: bool = False) -> bool:
-        """Whether the key has a value other than null; `default` where it is left out."""
+        """Whether the key has a value other than null; `default` if it is missing."""
         return self.values[key] is not None if key in self.values else default
 
     def size_or_null(self, key: str, default: int | None, most: int = 1 << 24) -> int | None:
-        """As `size` for a key that may be null; `default` where it is left out."""
+        """As `size`, for a key that may be null; `default` if it is missing."""
         return self.size(key, most=most) if self.given(key) else self._absent(key, default)
 
     def number_or_null(self, key: str, default: float | None) -> float | None:
-        """As `number` for a key that may be null; `default` where it is left out."""
+        """As `number`, for a key that may be null; `default` if it is missing."""
         return self.number(key) if self.given(key) else self._absent(key, default)
 
     def token_ids(self, key: str, default: int | tuple[int, ...] | None) -> tuple[int, ...]:
-        """One token id, a list of them, or null for none."""
+        """Returns token ids, given as one id, a list of ids, or null for none."""
         value = self.values.get(key, default)
         ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
         if not all(type(each) is int and 0 <= each < 1 << 31 for each in ids):
@@ -98,7 +101,7 @@ class Config:
         return tuple(ids)
 
     def token_id(self, key: str, default: int | None) -> int | None:
-        """One token id, or null for none."""
+        """Returns one token id, or None for null."""
         ids = self.token_ids(key, default)
         if len(ids) > 1:
             raise self.fault(key, list(ids), "one token id")
@@ -111,7 +114,7 @@ class Config:
         return value
 
     def choice(self, key: str, default: str | None, allowed: Mapping[str, str]) -> str:
-        """The meaning of a word, out of `allowed`."""
+        """Returns the value that `allowed` maps the word to."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in allowed:
             raise self.fault(key, value, f"one of {', '.join(allowed)}")
@@ -123,14 +126,14 @@ class Config:
     def width(
         self, hidden: str = "hidden_size", heads: str = "num_attention_heads"
     ) -> tuple[int, int]:
-        """Hidden size and number of heads; the second divides the first."""
+        """Returns the hidden size and the number of heads, which divides it."""
         size, count = self.size(hidden), self.size(heads)
         if size % count:
             raise self.fault(heads, count, f"a divisor of {hidden} {size}")
         return size, count
 
     def labels(self) -> list[str]:
-        """Label names by index, as transformers fills them in."""
+        """Returns label names by index, with transformers' default names."""
         table = self.values.get("id2label")
         if table is None:
             count = self.size("num_labels", 2, most=1 << 20)
@@ -165,7 +168,7 @@ class Config:
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
-    """The folder's config.json as it stands."""
+    """Returns the folder's config.json, not validated."""
     values = read_json(folder, FILE)
     if values is None:
         raise no_model_in(folder)

@@ -1,8 +1,8 @@
-"""The one decoder behind every architecture: runs steps through a stack and a language head.
+"""The decoder of all architectures: runs steps through a stack and a language-modelling head.
 
-A step is any mix of prompts, parts of prompts and single tokens, packed: each sequence at its own
-position, its past in the cache's pages. Only rows whose logits are wanted are normed and meet the
-vocabulary.
+A step is any mix of prompts, parts of prompts and single tokens, packed. Each sequence is at its
+own position, with its past in the pages of the KV cache. The final norm and the vocabulary's matrix
+are applied only to rows whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _HEAD = "generate"
 class DecoderModel(Model):
     """A loaded decoder with its language-modelling head."""
 
-    _arena_shrinks = False  # steps of every size come by turns: it would grow again
-    _reads_sources = False  # of an encoder
+    _arena_shrinks = False  # steps of all sizes alternate: it would grow again
+    _reads_sources = False  # whether steps have sources (encoder-decoder models)
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DecoderModel(Model):
         self._replays: StepReplays | None = None
 
     def _stack_of(self, blueprint: Blueprint) -> Stack:
-        # Only rows whose logits are wanted are normed.
+        # The final norm is applied only to rows whose logits are wanted.
         return replace(blueprint.stack, final_norm=None)
 
     def _load_head(self, blueprint: Blueprint, head: str | None, weights: Weights) -> None:
@@ -70,13 +70,13 @@ class DecoderModel(Model):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values, over all layers."""
+        """Bytes of the keys and values of one token, over all layers."""
         numbers = sum(2 * attention.kv_width for attention in self._attentions)
         return numbers * BYTES[self.place.cache_dtype]
 
     @property
     def replay_counts(self) -> tuple[int, int, int]:
-        """Counts so far: steps that replayed a recorded one, steps that could have but found none,
+        """Counts so far: steps that replayed a captured one, steps that could have but found none,
         and padding tokens that replays computed."""
         replays = self._replays
         return (
@@ -84,31 +84,31 @@ class DecoderModel(Model):
         )
 
     def new_cache(self, pages: int, page_size: int) -> DecoderCache:
-        """Room for pages * page_size tokens."""
+        """Returns a cache with room for pages * page_size tokens."""
         first, layers = self._attentions[0], len(self._attentions)
         heads = first.kv_heads or first.heads
         return DecoderCache(self.place, layers, pages, page_size, first.kv_width, heads)
 
     def table_width(self, pages: int, source_pages: int | None = None) -> int:
-        """The width of a block table that recorded steps take as it lies on the device, with room
-        for `pages`, beside sources of at most `source_pages`."""
+        """Returns the width of a block table on the device that captured steps read without
+        conversion, with room for `pages`, beside sources of at most `source_pages`."""
         return table_widths(pages, source_pages)[0]
 
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
-        """Chooses the kernels of matrix products for steps of every size up to `max_tokens`, with
-        logits of up to `max_sequences` rows, where there is a choice: by timing them, which takes
-        seconds on a GPU that has not seen the model, else from the file of those timed before.
-        Nothing is timed later. Overwrites pages of the cache."""
+        """Selects the kernels of matrix products for steps of every size up to `max_tokens`, with
+        logits of up to `max_sequences` rows, where there are alternatives. They are timed, which
+        takes seconds on a GPU where the model is new, or else read from the file of earlier
+        timings. Nothing is timed later. Overwrites pages of the cache."""
         rows = self.place.rows_to_tune(max_tokens)
         with self.place.tuning():
             for step in self._warm_up(rows, max_sequences, cache):
                 self.step(step, cache)
 
     def record_steps(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
-        """From now on steps with this cache of one token a sequence replay a recorded one, where
-        the device can record (CUDA graphs); logits then hold until the next `step`. Takes seconds:
-        tunes, after which the arena is as large as it gets, and records steps of every number of
-        sequences up to `max_sequences`. Overwrites pages of the cache."""
+        """Captures steps of one token per sequence with this cache as CUDA graphs, where the device
+        can; from now on such steps are replayed, and their logits are valid until the next `step`.
+        Takes seconds: it tunes, which grows the arena to its final size, and captures steps of
+        every number of sequences up to `max_sequences`. Overwrites pages of the cache."""
         self.tune(cache, max_sequences, max_tokens)
         if not self.place.stream.can_capture:
             return
@@ -126,9 +126,9 @@ class DecoderModel(Model):
             self._replays.warm_up()
 
     def step(self, tokens: StepBatch, cache: DecoderCache) -> kernels.Tensor:
-        """Runs the tokens and stores their keys and values. The logits of the rows that are
-        wanted, [len(logit_rows), vocabulary], where the model is placed; with recorded steps they
-        hold until the next `step`.
+        """Runs the tokens and stores their keys and values. Returns the logits of the wanted rows,
+        [len(logit_rows), vocabulary], on the model's device; with captured steps they are valid
+        until the next `step`.
 
         Raises InvalidInput when an id, a position or a row is out of range, kernels.Error when the
         pages do not fit the contexts.
@@ -142,12 +142,13 @@ class DecoderModel(Model):
         return self._logits(hidden, inputs["logit_rows"])
 
     def forward(self, tokens: StepBatch, cache: DecoderCache) -> kernels.Tensor:
-        """As `step`, but gives the hidden states [tokens, hidden] that `logits` takes."""
+        """As `step`, but returns the hidden states [tokens, hidden] that `logits` takes."""
         self._check(tokens)
         return self._hidden(tokens, cache)[0]
 
     def logits(self, hidden: kernels.Tensor, rows: NDArray[np.int64]) -> kernels.Tensor:
-        """[len(rows), vocabulary] of rows of a step's hidden states, which stay as they are."""
+        """Returns the logits [len(rows), vocabulary] of rows of a step's hidden states, which are
+        not changed."""
         return self._logits(hidden, self.place.exact(rows, np.int64))
 
     def _hidden(self, tokens: StepBatch, cache: DecoderCache) -> tuple[kernels.Tensor, Inputs]:
@@ -174,14 +175,14 @@ class DecoderModel(Model):
         cache: DecoderCache,
         rooms: list[kernels.Tensor],
     ) -> None:
-        """A step whose every token is its sequence's last. Takes memory from the workspace alone:
-        it can be recorded."""
+        """Runs a step in which every token is the last of its sequence. Allocates only from the
+        workspace, so it can be captured."""
         self._stack.forward_cached(rooms[0], inputs, step, cache.planes)
         self._score(rooms[0], rooms[1:])
 
     def _score(self, x: kernels.Tensor, rooms: list[kernels.Tensor]) -> None:
-        """Fills rooms, what each matrix of the head makes of hidden states x [rows, hidden], which
-        are normed in place; the last are the logits."""
+        """Writes the output of each matrix of the head, for hidden states x [rows, hidden], to
+        `rooms`; the last are the logits. The final norm is applied to x in place."""
         stream = self.place.stream
         if self._final_norm is not None:
             self._final_norm.apply(x, x, stream)
@@ -194,11 +195,11 @@ class DecoderModel(Model):
     def _warm_up(
         self, sizes: list[int], max_logit_rows: int, cache: DecoderCache
     ) -> Iterator[StepBatch]:
-        """Steps of these numbers of tokens."""
+        """Yields steps with these numbers of tokens."""
         return warm_up_prompts(sizes, self.max_length, max_logit_rows, cache)
 
     def _check(self, step: StepBatch) -> None:
-        """What no kernel can check on a device."""
+        """Raises InvalidInput for what kernels cannot check on a device."""
         if (step.sources is not None) != self._reads_sources:
             got = "none" if step.sources is None else "some for a model without an encoder"
             wanted = "one for each sequence" if step.sources is None else "none"
@@ -211,10 +212,10 @@ class DecoderModel(Model):
 
 
 def within(field: str, values: NDArray[Any], end: int, remedy: str) -> None:
-    """InvalidInput unless there are values, all of them in 0..end - 1."""
+    """Raises InvalidInput unless there are values, all of them in 0..end - 1."""
     if values.size == 0:
         raise InvalidInput(field, "nothing", "1 token or more", "leave the step out")
-    # As unsigned numbers negative ones are large: one look at each, at every step.
+    # Viewed as unsigned, negative values are large: one pass per step checks both bounds.
     if int(values.view(f"u{values.itemsize}").max()) >= end:
         wrong = values[(values < 0) | (values >= end)][0]
         raise InvalidInput(field, int(wrong), f"0..{end - 1}", remedy)

@@ -1,6 +1,6 @@
-"""The keys and values of a decoder's past tokens, in pages that sequences take one at a time.
+"""The KV cache of a decoder, in pages that sequences take one at a time.
 
-Who has which page is not known here.
+The cache does not know which sequence has which page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fusewire.weights.quantized.weight import float8_e4m3
 
 
 class DecoderCache:
-    """Pages for one model; not initialised, and never cleared: a sequence reads what it wrote."""
+    """The pages of one model. They are neither initialised nor cleared: a sequence reads only what
+    it wrote."""
 
     def __init__(
         self,
@@ -27,8 +28,9 @@ class DecoderCache:
         width: int,
         heads: int,
     ) -> None:
-        """`page_size` positions to a page, a power of two; keys of `width` numbers a position, of
-        all `heads`, and values. kernels.Error when there is no memory for `pages`."""
+        """`page_size`: positions per page, a power of two. `width`: elements of the keys of all
+        `heads` per position, and of the values. Raises kernels.Error when there is not enough
+        memory for `pages`."""
         self.pages = pages
         self.page_size = page_size
         self._place = place
@@ -36,13 +38,14 @@ class DecoderCache:
         # Planes 2 i and 2 i + 1 are the keys and the values of layer i.
         shape = [2 * layers, pages, page_size * width]
         self.planes = kernels.empty(shape, place.cache_dtype, "kv_cache", place.stream)
-        # A copy moves bytes, whatever they stand for.
+        # Copies move bytes, so the planes are viewed in the compute dtype.
         of_page = shape[2] * BYTES[place.cache_dtype] // BYTES[place.dtype]
         self._of_head = of_page // heads
         self._copied = self.planes.section(0, [*shape[:2], heads, self._of_head], place.dtype)
 
     def keys_values(self, layer: int, heads: int) -> tuple[kernels.Tensor, kernels.Tensor]:
-        """Keys and values of a layer, [pages, heads, page_size, width / heads] each."""
+        """Returns the keys and the values of a layer, [pages, heads, page_size, width / heads]
+        each."""
         shape = [self.pages, heads, self.page_size, self._width // heads]
         nbytes = self.nbytes // self.planes.shape[0]
         first, second = (
@@ -52,8 +55,9 @@ class DecoderCache:
         return first, second
 
     def keys(self, layer: int, heads: int, pages: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Keys of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
-        heads]; codes of float8 count with a scale of 1, as keys of sources are stored."""
+        """Returns the keys of a layer in some pages, on the host: [heads, len(pages) * page_size,
+        width / heads]. float8 codes are decoded with a scale of 1, as keys of sources are
+        stored."""
         place, count = self._place, len(pages)
         row = heads * self._of_head
         plane = self.keys_values(layer, heads)[0].section(0, [self.pages, row], place.dtype)
@@ -78,7 +82,7 @@ class DecoderCache:
         positions: int | None = None,
     ) -> None:
         """Copies page source[i] to destination[i] in every layer, the first `positions` of each
-        page (None: all). No page stands on both sides."""
+        page (None: all). No page may be both a source and a destination."""
         if len(source) == 0 and len(destination) == 0:
             return
         both = self._place.exact(np.array([source, destination]), np.int64)
@@ -87,6 +91,6 @@ class DecoderCache:
         self.copy(begin, end, self.page_size if positions is None else positions)
 
     def copy(self, source: kernels.Tensor, destination: kernels.Tensor, positions: int) -> None:
-        """The same of pages that are on the device; -1 on both sides: none."""
+        """As `copy_pages`, for page numbers on the device; a pair of -1 copies nothing."""
         leading = -(-self._of_head * positions // self.page_size)
         kernels.copy_pages(self._copied, source, destination, leading, self._place.stream)

@@ -27,7 +27,7 @@ def blueprint(config: Config) -> Blueprint:
     labels = len(config.labels())
     gated = config.flag("use_swiglu_ffn", False)
     intermediate = int(hidden * config.number("mlp_ratio", 4))
-    if gated:  # two thirds, as it has three matrices, rounded up to a multiple of 8
+    if gated:  # three matrices in place of two: 2 / 3 of the size, rounded up to a multiple of 8
         intermediate = (int(intermediate * 2 / 3) + 7) // 8 * 8
     return Blueprint(
         prefix="dinov2",

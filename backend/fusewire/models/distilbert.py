@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): BERT without token types and pooler, under its own names."""
+"""DistilBERT (Sanh et al., 2019): BERT without token types and pooler, with other names."""
 
 from __future__ import annotations
 

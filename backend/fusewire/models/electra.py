@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020): BERT's layers under embeddings that may be narrower; no pooler."""
+"""ELECTRA (Clark et al., 2020): BERT's layers, embeddings that may be narrower, no pooler."""
 
 from __future__ import annotations
 

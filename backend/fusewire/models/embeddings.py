@@ -1,4 +1,4 @@
-"""The input block of texts: rows of tables for the ids of words, positions and token types."""
+"""The input block of texts: looks up embeddings of tokens, positions and token types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BuiltEmbeddings:
         self._narrow_room: kernels.Tensor | None = None
 
     def forward(self, x: kernels.Tensor, inputs: NamedTensors) -> None:
-        """Fills x [tokens, hidden]."""
+        """Writes x [tokens, hidden]."""
         stream = self._place.stream
         embedded = x if self._projection is None else self._narrow(x.shape[0])
         ids, word, position = inputs["input_ids"], self._word, self._position
@@ -52,8 +52,8 @@ class BuiltEmbeddings:
             kernels.linear(x, embedded, self._projection, "none", stream)
 
     def _narrow(self, tokens: int) -> kernels.Tensor:
-        """Room for embeddings before their projection; where forwards are recorded, always the
-        same."""
+        """Returns a tensor for embeddings before their projection; the same one for every size that
+        may be captured."""
         assert self._projection is not None
         width = self._projection.in_features
         if tokens > MOST_TOKENS:

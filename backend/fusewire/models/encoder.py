@@ -1,4 +1,4 @@
-"""The one encoder behind every architecture: runs packed batches through a stack and a head."""
+"""The encoder of all text architectures: runs packed batches through a stack and a head."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EncoderModel(WholeSequenceModel):
 
     @property
     def uses_token_types(self) -> bool:
-        """Whether token_type_ids change the result; where not, they are ignored."""
+        """Whether token_type_ids change the result; otherwise they are ignored."""
         return self.type_vocab_size > 1
 
     @property
@@ -63,16 +63,16 @@ class EncoderModel(WholeSequenceModel):
 
     @property
     def replay_counts(self) -> tuple[int, int]:
-        """Counts so far: batches that replayed a recorded forward, and small ones that found
+        """Counts so far: batches that replayed a captured forward, and small batches that found
         none."""
         replays = self._replays
         return (0, 0) if replays is None else (replays.hits, replays.misses)
 
     def record_forwards(self, max_tokens: int = MOST_TOKENS) -> None:
-        """From now on batches of a shape seen before replay a recorded forward, where the device
-        can record (CUDA graphs); hidden states then hold until the next `encode`. Memory for
-        batches of `max_tokens` is taken now, and one sequence alone is recorded for every length of
-        the model, which takes seconds. Tunes before."""
+        """From now on batches of a shape seen before replay a captured forward (CUDA graphs), where
+        the device can; hidden states are then valid until the next `encode`. Tunes first, allocates
+        the memory for batches of `max_tokens`, and captures a single sequence of every length of
+        the model, which takes seconds."""
         self.tune(max_tokens)
         if not self.place.stream.can_capture:
             return
@@ -87,8 +87,8 @@ class EncoderModel(WholeSequenceModel):
         self._replays.warm_up()
 
     def encode(self, batch: Batch) -> kernels.Tensor:
-        """The last hidden state of each token, [tokens, hidden] in packed order, where the model
-        is placed; with recorded forwards it holds until the next `encode`.
+        """Returns the last hidden state of each token, [tokens, hidden] in packed order, on the
+        model's device; with captured forwards it is valid until the next `encode`.
 
         Raises InvalidInput when an id, a token type or a length is out of the model's range.
         """
@@ -111,13 +111,13 @@ class EncoderModel(WholeSequenceModel):
         return hidden
 
     def logits(self, hidden: kernels.Tensor, batch: Batch) -> NDArray[np.float32]:
-        """The head's scores, fp32: [sequences, labels] where the task pools (classify), else
+        """Returns the head's logits in fp32: [sequences, labels] if the task pools (classify), else
         [tokens, labels] (tag) or [tokens, 2] (answer: start, end)."""
         return self.place.numpy(self._built_head().apply(hidden, batch.cu_seqlens))
 
     def fill_logits(self, hidden: kernels.Tensor, rows: NDArray[np.int64]) -> kernels.Tensor:
-        """Vocabulary scores of the tokens at `rows` (int64 [n], n >= 1, indices into the packed
-        batch): [n, vocabulary]. Only these rows are computed."""
+        """Returns the vocabulary logits [n, vocabulary] of the tokens at `rows` (int64 [n], n >= 1,
+        indices into the packed batch). Only these rows are computed."""
         picked = self.place.empty(rows.size, self.hidden_size)
         kernels.gather_rows(picked, hidden, self.place.exact(rows, np.int64), self.place.stream)
         return self._built_head().apply(picked, None)
@@ -132,7 +132,7 @@ class EncoderModel(WholeSequenceModel):
             self._head.apply(hidden, None)
 
     def _forward(self, inputs: Inputs, batch: kernels.SequenceBatch, x: kernels.Tensor) -> None:
-        """Fills x [tokens, hidden]. Takes memory from the workspace alone: it can be recorded."""
+        """Writes x [tokens, hidden]. Allocates only from the workspace, so it can be captured."""
         self._stack.forward(x, inputs, batch)
 
     def _built_head(self) -> BuiltHead:
@@ -144,7 +144,7 @@ class EncoderModel(WholeSequenceModel):
         return self._head
 
     def _arrays(self, batch: Batch, lengths: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-        """What `packed_layout` has room for."""
+        """Returns the arrays that `packed_layout` has room for."""
         positions = text_positions(batch.input_ids, batch.cu_seqlens, lengths, self._padding_index)
         types = {"token_type_ids": batch.token_type_ids} if self.uses_token_types else {}
         return {

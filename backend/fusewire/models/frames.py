@@ -1,4 +1,4 @@
-"""The input block of sound: convolutions over its frames, each as one matrix product over windows
+"""The input block of audio: convolutions over its frames, each as one matrix product over windows
 of three neighbours, and positions."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BuiltFrames:
         self._position = weights.table(frames.position)
 
     def check(self, features: NDArray[np.float32]) -> None:
-        """InvalidInput unless they are finite numbers of whole sources."""
+        """Raises InvalidInput unless the features are finite, float32, and of whole sources."""
         wanted = [self._frames.frames, self._frames.bins]
         if features.dtype != np.float32 or [*features.shape[1:]] != wanted:
             got = f"{features.dtype} of shape {list(features.shape)}"
@@ -38,15 +38,16 @@ class BuiltFrames:
             raise InvalidInput("features", got, "finite numbers", "correct the preprocessing")
 
     def tensors(self, features: NDArray[np.float32]) -> dict[str, kernels.Tensor]:
-        """What `forward` takes, beside positions, of features [sources, frames, bins]."""
+        """Returns the input of `forward`, except for positions, for features [sources, frames,
+        bins]."""
         sources, frames, bins = features.shape
-        rows = np.zeros((sources * frames + 1, bins), np.float32)  # the last: outside of a source
+        rows = np.zeros((sources * frames + 1, bins), np.float32)  # the last row is the padding
         rows[:-1] = features.reshape(-1, bins)
         return {"frames": self._place.floats(rows, "features", "input")}
 
     def forward(self, x: kernels.Tensor, inputs: NamedTensors) -> None:
-        """Fills x [rows, hidden] of whole sources. Takes memory for windows and rows between the
-        convolutions for the time of the call."""
+        """Writes x [rows, hidden] for whole sources. During the call it allocates memory for the
+        windows and for the rows between the convolutions."""
         place, stream, hidden = self._place, self._place.stream, x.shape[1]
         rows, length = inputs["frames"], self._frames.frames
         sources = rows.shape[0] // length
@@ -67,8 +68,8 @@ class BuiltFrames:
 
 
 def _taps(sources: int, frames: int, stride: int) -> NDArray[np.int64]:
-    """The rows of each window, [windows, 3], of sources one after the other; the row behind all of
-    them where a window is beyond the ends of its source."""
+    """Returns the rows of each window, [windows, 3], of sources one after another; for taps beyond
+    the ends of a source, the row behind all sources."""
     middle = np.arange(0, frames, stride)
     within = middle[:, None] + np.arange(_WINDOW) - _WINDOW // 2
     outside = (within < 0) | (within >= frames)

@@ -1,4 +1,5 @@
-"""Gemma 2 (Gemma Team, 2024): soft caps on scores and logits, a window in every other layer."""
+"""Gemma 2 (Gemma Team, 2024): soft caps on scores and logits, sliding windows in every other
+layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Gemma 3's text model (Gemma Team, 2025): norms on query and key heads, five layers with a window
-to one without, and another rotary base for each of the two."""
+"""Gemma 3's text model (Gemma Team, 2025): norms of query and key heads, five layers with a sliding
+window for each layer without one, and a RoPE base for each of the two kinds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _THETA = {  # layer type -> (key in older configurations, default)
 
 
 def blueprint(config: Config) -> Blueprint:
-    if config.given("attn_logit_softcapping"):  # transformers reads it and leaves it unused
+    if config.given("attn_logit_softcapping"):  # transformers reads it but does not apply it
         raise config.fault(
             "attn_logit_softcapping", config.values["attn_logit_softcapping"], "null"
         )

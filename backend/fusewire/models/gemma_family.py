@@ -1,5 +1,6 @@
-"""What Gemma 2 and 3 share: each part normed before and after, norms stored as their difference
-from 1, embeddings times sqrt(hidden_size), a scale of its own for the attention scores."""
+"""What Gemma 2 and 3 share: norms before and after each sublayer, norm weights stored as their
+difference from 1, embeddings times sqrt(hidden_size), a configured scale of the attention
+scores."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def gemma(
     soft_cap: float,
     final_soft_cap: float,
 ) -> Blueprint:
-    """`ropes` and `windows` are those of each layer."""
+    """Builds the blueprint. `ropes` and `windows`: those of each layer."""
     if config.values.get("use_bidirectional_attention"):
         raise config.fault("use_bidirectional_attention", True, "false")
     eps = config.number("rms_norm_eps", 1e-6)

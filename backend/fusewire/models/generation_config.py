@@ -1,4 +1,4 @@
-"""generation_config.json: what a folder says of the texts its model writes."""
+"""generation_config.json: what a folder specifies about generation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ FILE = "generation_config.json"
 
 
 def eos_token_ids(folder: Path | str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens that end a text; `default` where the file or its key is not there."""
+    """Returns the tokens that end a text; `default` if the file or its key is missing."""
     ids = _token_ids(read_json(folder, FILE) or {}, "eos_token_id")
     return default if ids is None else ids
 
 
 def target_tokens(folder: Path | str, default: TargetTokens) -> TargetTokens:
-    """As transformers' `generate` takes them: where the folder has the file, those of the file,
-    with the first one of `default` where it names none; else `default`."""
+    """Returns the special tokens as transformers' `generate` takes them: if the folder has the
+    file, those of the file, with the first token of `default` if the file has none; else
+    `default`."""
     values = read_json(folder, FILE)
     if values is None:
         return default

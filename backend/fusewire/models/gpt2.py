@@ -1,5 +1,5 @@
-"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm in front of each part, and matrices
-stored as [inputs, outputs]."""
+"""GPT-2 (Radford et al., 2019): learned positions, pre-norm LayerNorm, and matrices stored as
+[inputs, outputs]."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def blueprint(config: Config) -> Blueprint:
         ),
         eos=50256,
         tied=True,
-        # The causal mask, which old transformers versions stored.
+        # The causal mask, stored by old transformers versions.
         unread=tuple(
             f"h.{index}.attn.{name}" for index in range(count) for name in ("bias", "masked_bias")
         ),

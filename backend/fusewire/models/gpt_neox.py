@@ -1,5 +1,5 @@
-"""GPT-NeoX (Black et al., 2022) and Pythia: a part of each head is rotated, and attention and
-feed-forward read the same input."""
+"""GPT-NeoX (Black et al., 2022) and Pythia: RoPE on a part of each head, and attention and
+feed-forward in parallel, with the same input."""
 
 from __future__ import annotations
 

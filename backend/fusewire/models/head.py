@@ -1,4 +1,4 @@
-"""A task head: pool the packed rows if the task says so, then a chain of dense layers."""
+"""A task head: pools the packed rows if the task does so, then applies a chain of dense layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BuiltHead:
         ]
 
     def apply(self, x: kernels.Tensor, cu_seqlens: NDArray[np.int32] | None) -> kernels.Tensor:
-        """[rows, hidden] -> [rows, outputs], or [sequences, outputs] where the head pools."""
+        """Maps [rows, hidden] to [rows, outputs], or to [sequences, outputs] if the head pools."""
         stream = self._place.stream
         if self._pooling is not None and cu_seqlens is not None:
             pooled = self._place.empty(len(cu_seqlens) - 1, x.shape[1])

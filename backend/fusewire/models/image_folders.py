@@ -1,4 +1,4 @@
-"""What a folder of images is loaded as, for the task that it is to do."""
+"""Loads folders of image models: the parts that a task needs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fusewire.weights.formats import TOKENIZER
 
 @dataclass(frozen=True)
 class ImageTaskParts:
-    """What a task needs of a folder."""
+    """The parts of a folder that a task needs."""
 
-    head: str  # of the encoder of images
-    texts: bool  # the encoder of texts too
+    head: str  # head of the encoder of images
+    texts: bool  # whether the encoder of texts is needed too
 
     @property
     def zero_shot(self) -> bool:
-        """Whether labels are texts of the request (task `label`)."""
+        """Whether the labels are texts of the request (task `label`)."""
         return self.texts and self.head == "embed"
 
 
 def parts_of(folder: Path | str, task: str) -> ImageTaskParts:
-    """What `task` (label, embed) needs: `label` is zero-shot where the model compares images with
-    texts and the folder has no classifier. Texts are left out without a tokenizer, but not where
-    the task depends on them. CheckpointError."""
+    """Returns what `task` (label, embed) needs. `label` is zero-shot if the model compares images
+    with texts and the folder has no classifier. Without a tokenizer the encoder of texts is left
+    out, except for zero-shot labels, which need it. Raises CheckpointError."""
     values = read_config(folder)
     images = image_encoder(values).blueprint(Config(values))
     check_task(images, task, values["model_type"])
@@ -49,7 +49,8 @@ def parts_of(folder: Path | str, task: str) -> ImageTaskParts:
 
 
 def check_task(images: Blueprint, task: str, model_type: str) -> None:
-    """ConfigurationError for a task of texts, CheckpointError for one that the model has not."""
+    """Raises ConfigurationError for a task of texts, CheckpointError for one that the model has no
+    head for."""
     if task not in IMAGE_TASKS:
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(IMAGE_TASKS)}; choose one of these"
@@ -62,8 +63,8 @@ def check_task(images: Blueprint, task: str, model_type: str) -> None:
 
 
 def image_parts(folder: Path | str, task: str) -> list[tuple[Blueprint, str, Checkpoint]]:
-    """What `load_image_text_model` loads of a folder, no weight of which is read: blueprints with
-    the head of each. CheckpointError."""
+    """Returns what `load_image_text_model` loads of a folder, without reading weights: blueprints,
+    each with its head and its checkpoint. Raises CheckpointError."""
     parts = parts_of(folder, task)
     values = read_config(folder)
     config = Config(values)
@@ -109,7 +110,7 @@ def load_text_tower(folder: Path | str, place: Placement | None = None) -> TextT
 def load_image_text_model(
     folder: Path | str, task: str, place: Placement | None = None
 ) -> ImageTextModel:
-    """Loads what an engine serves of a folder of images for `task`."""
+    """Loads the model that an engine serves for `task` from a folder of images."""
     place = place or Placement()
     parts = parts_of(folder, task)
     images = load_image_model(folder, parts.head, place)
@@ -118,7 +119,7 @@ def load_image_text_model(
 
 
 def patches_of(folder: Path | str) -> Patches:
-    """The input block of a folder of images, as config.json has it."""
+    """Returns the input block of an image model's folder, as config.json describes it."""
     values = read_config(folder)
     patches = image_encoder(values).blueprint(Config(values)).stack.embeddings
     assert isinstance(patches, Patches)
@@ -126,6 +127,6 @@ def patches_of(folder: Path | str) -> Patches:
 
 
 def trained_size(folder: Path | str) -> tuple[int, int]:
-    """(height, width) of the images that the model was trained with."""
+    """Returns (height, width) of the images that the model was trained with."""
     patches = patches_of(folder)
     return patches.grid[0] * patches.size, patches.grid[1] * patches.size

@@ -1,4 +1,4 @@
-"""From the hidden states of images to a row for each: pooled, then dense layers."""
+"""The head of image models: pools the hidden states of each image, then applies dense layers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fusewire.placement import Placement
 class BuiltImageHead:
     """A Head with its weights. Its pooling is one of `kernels.pool`, or
 
-    leading: the leading tokens, side by side, [images, leading * hidden];
-    leading_and_mean: those and the mean of the patches, [images, (leading + 1) * hidden];
-    mean_of_patches: their mean alone, [images, hidden];
-    an AttentionPooling: what its query reads, [images, hidden].
+    leading: the leading tokens, concatenated, [images, leading * hidden];
+    leading_and_mean: these and the mean of the patches, [images, (leading + 1) * hidden];
+    mean_of_patches: only the mean of the patches, [images, hidden];
+    an AttentionPooling: its output, [images, hidden].
     """
 
     def __init__(self, head: Head, leading: int, weights: Weights, place: Placement) -> None:
@@ -37,12 +37,12 @@ class BuiltImageHead:
 
     @property
     def reads(self) -> int | None:
-        """How many of each image's first tokens are read; None: all."""
+        """The number of leading tokens of each image that the head reads; None: all tokens."""
         first = {"cls": 1, "leading": self._leading}
         return first.get(self._pooling) if isinstance(self._pooling, str) else None
 
     def apply(self, x: kernels.Tensor, cu_seqlens: NDArray[np.int32]) -> kernels.Tensor:
-        """[tokens, hidden] -> [images, outputs]."""
+        """Maps [tokens, hidden] to [images, outputs]."""
         return self._chain.apply(self._pooled(x, cu_seqlens), None)
 
     def _pooled(self, x: kernels.Tensor, cu_seqlens: NDArray[np.int32]) -> kernels.Tensor:
@@ -52,7 +52,7 @@ class BuiltImageHead:
         elif self._pooling == "leading":
             parts = self._rows(x, cu_seqlens[:-1, None] + np.arange(self._leading))
         elif self._pooling in ("leading_and_mean", "mean_of_patches"):
-            # A leading token is a sequence of its own, and the patches are one.
+            # For the pooling kernel each leading token is a sequence, and so are all patches.
             begins = cu_seqlens[:-1, None] + np.arange(self._leading + 1, dtype=np.int32)
             parts = self._pool(x, np.append(begins.reshape(-1), cu_seqlens[-1]), "mean")
             if self._pooling == "mean_of_patches":

@@ -1,4 +1,4 @@
-"""A batch of images as a stack reads it."""
+"""A batch of images as the input of a stack."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fusewire.models.stack import BuiltStack
 
 @dataclass(frozen=True, eq=False)
 class ImageInputs:
-    """What a forward reads, and where each image's hidden states begin in what it gives.
-    `outputs`: the tokens that it is asked for, int64 [n], with their offsets; None: all."""
+    """The input of a forward, and the offsets of each image's hidden states in its output.
+    `outputs`: the tokens to compute, int64 [n], with their offsets; None: all."""
 
     tensors: NamedTensors
     batch: kernels.SequenceBatch
@@ -31,9 +31,9 @@ class ImageInputs:
         patches: kernels.Tensor,
         reads: int | None,
     ) -> ImageInputs:
-        """The inputs of images with these grids, whose patches are [tokens, width] as
-        `BuiltPatches.cut` gives them. `reads`: how many leading tokens of each are asked for; None:
-        all."""
+        """Returns the inputs for images with these grids and their patches [tokens, width], as
+        `BuiltPatches.cut` returns them. `reads`: the number of leading tokens of each image to
+        compute; None: all tokens."""
         place = built.place
         cu_seqlens = built.cu_seqlens(grids)
         tensors, batch = built.tensors(grids, patches), place.sequences(cu_seqlens)
@@ -45,8 +45,8 @@ class ImageInputs:
         return cls(tensors, batch, outputs, offsets)
 
     def forward(self, stack: BuiltStack, x: kernels.Tensor, out: kernels.Tensor) -> None:
-        """Fills out [offsets[-1], hidden]; x [tokens, hidden] is room, and out itself where every
-        token is asked for. Takes memory from the workspace alone: it can be recorded."""
+        """Writes out [offsets[-1], hidden]. x [tokens, hidden] is scratch memory, unused if every
+        token is computed. Allocates only from the workspace, so it can be captured."""
         if self.outputs is None:
             stack.forward(out, self.tensors, self.batch)
         else:

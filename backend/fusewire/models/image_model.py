@@ -1,4 +1,4 @@
-"""An encoder of images: pixel values in, hidden states and what a head makes of them out."""
+"""An encoder of images: maps pixel values to hidden states, and these to the results of a head."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from fusewire.weights import Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class EncodedImages:
-    """Last hidden states, [tokens, hidden]: of each image its leading tokens (class, distillation),
-    and its patches, row by row, where the head reads them or every token was asked for."""
+    """Last hidden states, [tokens, hidden]: for each image its leading tokens (class,
+    distillation), and if the head reads them or every token was asked for, its patches, row by
+    row."""
 
     hidden: kernels.Tensor
     cu_seqlens: NDArray[np.int32]  # [images + 1]
@@ -59,19 +60,20 @@ class ImageModel(WholeSequenceModel):
         self._head = BuiltImageHead(blueprint.task_heads[head], leading, weights, self.place)
 
     def tokens(self, image: NDArray[np.float32]) -> int:
-        """Tokens of an image [channels, height, width]; InvalidInput as `encode`, for its shape."""
+        """Returns the number of tokens of an image [channels, height, width]. Raises InvalidInput
+        for its shape, as `encode` does."""
         rows, columns = self._patches.grid(image)
         return self._patches.leading_tokens + rows * columns
 
     @property
     def replay_counts(self) -> tuple[int, int]:
-        """(Batches that replayed a recorded forward, small ones that had to run unrecorded)."""
+        """(Batches that replayed a captured forward, small batches that found none)."""
         return (self._replays.hits, self._replays.misses) if self._replays else (0, 0)
 
     def record_forwards(self, max_tokens: int = MOST_TOKENS) -> None:
-        """From now on small batches with grids of patches seen before replay a recorded forward,
-        where the device can record (CUDA graphs); hidden states then hold until the next `encode`.
-        Tunes for batches of `max_tokens` before, and records an image alone of the size that the
+        """From now on small batches with grids of patches seen before replay a captured forward
+        (CUDA graphs), where the device can; hidden states are then valid until the next `encode`.
+        First tunes for batches of `max_tokens`, and captures a single image of the size that the
         model was trained with."""
         self.tune(max_tokens)
         if not self.place.stream.can_capture:
@@ -84,9 +86,10 @@ class ImageModel(WholeSequenceModel):
     def encode(
         self, images: Sequence[NDArray[np.float32]], *, every_token: bool = False
     ) -> EncodedImages:
-        """Encodes pixel values [channels, height, width], of any number of sizes. The last layer
-        computes only the tokens that the head reads, unless `every_token`. InvalidInput: another
-        shape, no or too many patches, values that are not finite."""
+        """Encodes images of pixel values [channels, height, width], which may have different sizes.
+        The last layer computes only the tokens that the head reads, unless `every_token`. Raises
+        InvalidInput for another shape, for no or too many patches, and for values that are not
+        finite."""
         if not images:
             raise InvalidInput("pixel_values", "no image", "1 or more", "send one")
         grids = tuple(map(self._patches.grid, images))
@@ -103,8 +106,7 @@ class ImageModel(WholeSequenceModel):
         return EncodedImages(out, inputs.offsets)
 
     def results(self, encoded: EncodedImages) -> NDArray[np.float32]:
-        """What the head makes of each image: logits [images, labels], or an embedding [images,
-        size]."""
+        """Returns the head's results: logits [images, labels], or embeddings [images, size]."""
         return self.place.numpy(self._head.apply(encoded.hidden, encoded.cu_seqlens)).copy()
 
     def _forward(self, inputs: ImageInputs, x: kernels.Tensor, out: kernels.Tensor) -> None:
@@ -112,7 +114,7 @@ class ImageModel(WholeSequenceModel):
 
     def _try_out(self, hidden: kernels.Tensor) -> None:
         tokens, built, place = hidden.shape[0], self._patches, self.place
-        # A part of the trained grid is a batch like any other to the products.
+        # Matrix products do not depend on the grid, so the last image may be incomplete.
         length = int(built.cu_seqlens([built.trained_grid])[-1])
         offsets = np.append(np.arange(0, tokens, length), tokens)
         rows = place.exact(np.arange(tokens) % length, np.int64)

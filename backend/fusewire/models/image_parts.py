@@ -1,5 +1,5 @@
-"""The parts that encoders of images, and of the texts that are compared with them, have in common;
-their files differ in names and order only."""
+"""The parts that encoders of images, and of the texts compared with them, have in common; their
+files differ only in names and order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fusewire.models.config import ACTIVATIONS, Config
 
 @dataclass(frozen=True)
 class LayerNames:
-    """Where a pre-norm layer keeps its weights, below the layer's own prefix. `scales`: of what
-    attention and feed-forward give, a factor for each feature (CaiT, Touvron et al., 2021)."""
+    """The names of a pre-norm layer's weights, relative to the layer's prefix. `scales`: factors
+    per feature of the outputs of attention and feed-forward (CaiT, Touvron et al., 2021)."""
 
     qkv: tuple[str, str, str]
     attention_output: str
@@ -32,7 +32,7 @@ class LayerNames:
     scales: tuple[str, str] | None = None
 
 
-# x sigmoid(1.702 x) = silu(1.702 x) / 1.702: the factors are those of the weights around it.
+# x sigmoid(1.702 x) = silu(1.702 x) / 1.702: the weights before and after it take the factors.
 _QUICK_GELU = 1.702
 _ACTIVATIONS = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}
 
@@ -48,7 +48,8 @@ def patches(
     batched: bool = True,
     norm: Norm | None = None,
 ) -> Patches:
-    """`batched`: positions are stored as [1, tokens, hidden], not as [tokens, hidden]."""
+    """Builds the input block. `batched`: positions are stored as [1, tokens, hidden], not as
+    [tokens, hidden]."""
     size = config.size("patch_size", 16, most=1 << 10)
     height, width = config.one_or_two_sizes("image_size", 224, most=1 << 14, least=size)
     channels = config.values.get("num_channels", 3)
@@ -79,8 +80,8 @@ def pre_norm_layers(
     gated: bool = False,
     right: int | None = None,
 ) -> tuple[Layer, ...]:
-    """x += attention(norm(x)); x += feed_forward(norm(x)). A gated feed-forward is SwiGLU (Shazeer,
-    2020)."""
+    """Builds layers x += attention(norm(x)); x += feed_forward(norm(x)). A gated feed-forward is
+    SwiGLU (Shazeer, 2020)."""
     scales = names.scales or ("", "")
 
     def layer(at: str) -> Layer:
@@ -122,7 +123,7 @@ def feed_forward(
     gated: bool = False,
     row_scale: str = "",
 ) -> FeedForward:
-    """With the activation that config.json names; SwiGLU where it is gated."""
+    """Builds a feed-forward with the activation of config.json; SwiGLU if it is gated."""
     factor = 1.0
     if gated:
         activation = "silu"

@@ -1,4 +1,5 @@
-"""Recorded forwards of images: small batches with grids seen before are a single launch."""
+"""Captured forwards of images: small batches with grids seen before are replayed by a single
+launch."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ Forward = Callable[[ImageInputs, kernels.Tensor, kernels.Tensor], None]
 
 
 class ImageReplays(Recordings[tuple[Grid, ...], ImageInputs]):
-    """The recordings of one encoder of images, by the grids of a batch: batches of one key differ
-    in their pixels alone."""
+    """The captured forwards of one encoder of images, by the grids of a batch: batches of one key
+    differ only in their pixels."""
 
     def __init__(
         self,
@@ -39,9 +40,10 @@ class ImageReplays(Recordings[tuple[Grid, ...], ImageInputs]):
     def run(
         self, grids: tuple[Grid, ...], images: Sequence[NDArray[np.float32]]
     ) -> tuple[kernels.Tensor, NDArray[np.int32]] | None:
-        """(hidden states that hold until the next run, where each image's begin) for images
-        [channels, height, width] with these grids; None for a batch that is too large to be worth a
-        recording, or the first with its grids. Errors as `BuiltPatches.cut`."""
+        """Returns (hidden states that are valid until the next run, offsets of each image) for
+        images [channels, height, width] with these grids. Returns None for a batch that is too
+        large to be worth capturing, or the first with its grids. Raises the errors of
+        `BuiltPatches.cut`."""
         tokens = int(self._built.cu_seqlens(grids)[-1])
         if tokens > MOST_TOKENS or (found := self.find(grids)) is None:
             return None
@@ -51,7 +53,8 @@ class ImageReplays(Recordings[tuple[Grid, ...], ImageInputs]):
         return self._out.first(int(inputs.offsets[-1])), inputs.offsets
 
     def _prepare(self, key: tuple[Grid, ...]) -> tuple[ImageInputs, Callable[[], None]]:
-        """Whatever pixels were there last, and the forward over them."""
+        """Returns inputs with the pixels of the last batch, whatever they are, and the forward over
+        them."""
         tokens = int(self._built.cu_seqlens(key)[-1])
         inputs = ImageInputs.of(self._built, key, self._patches.first(tokens), self._reads)
         x, out = self._x.first(tokens), self._out.first(int(inputs.offsets[-1]))

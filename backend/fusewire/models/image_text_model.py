@@ -1,4 +1,4 @@
-"""An encoder of images, with that of the texts they are compared with beside it, as one model that
+"""An encoder of images and the encoder of the texts they are compared with, as one model that
 computes micro-batches of both."""
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Pixels = NDArray[np.float32]  # [3, height, width]
 
 @dataclass(frozen=True, eq=False)
 class ImageTextBatch:
-    """Images and texts of one micro-batch."""
+    """The images and texts of one micro-batch."""
 
     images: list[Pixels]
     texts: Batch | None
     of_texts: NDArray[np.bool_]  # [images + texts], in the order of the micro-batch
-    tokens: int  # of both
+    tokens: int  # of images and texts together
 
     @staticmethod
     def pack(items: Sequence[Pixels | TokenSequence], tokens: int) -> ImageTextBatch:
-        """`tokens`: that the items have together."""
+        """`tokens`: the number of tokens of all items together."""
         texts = [item for item in items if isinstance(item, TokenSequence)]
         return ImageTextBatch(
             [item for item in items if not isinstance(item, TokenSequence)],
@@ -44,20 +44,20 @@ class ImageTextBatch:
 
 @dataclass(frozen=True, eq=False)
 class EncodedImagesAndTexts:
-    """Hidden states of each."""
+    """The hidden states of the images and of the texts."""
 
     images: EncodedImages | None
     texts: kernels.Tensor | None
 
 
 class ImageTextModel:
-    """What an encoder engine serves of a folder of images. As all models it serves one caller at a
-    time."""
+    """The model that an encoder engine serves for a folder of images. Like all models it serves one
+    caller at a time."""
 
     def __init__(
         self, images: ImageModel, texts: TextTower | None, image_size: tuple[int, int]
     ) -> None:
-        """`texts`: None where no texts are to be read. `image_size`: (height, width) of the images
+        """`texts`: None if no texts are to be encoded. `image_size`: (height, width) of the images
         that the model was trained with."""
         self.images = images
         self.texts = texts
@@ -83,30 +83,31 @@ class ImageTextModel:
 
     @property
     def replay_counts(self) -> tuple[int, int]:
-        """As EncoderModel's, of images and of texts."""
+        """As EncoderModel's, for images and texts together."""
         counts = [model.replay_counts for model in (self.images, self.texts) if model is not None]
         hits, misses = zip(*counts, strict=True)
         return sum(hits), sum(misses)
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Tokens of an image of this size in pixels; InvalidInput where it has too many patches or
-        none."""
+        """Returns the number of tokens of an image of this size in pixels. Raises InvalidInput if
+        it has too many patches or none."""
         return self.images.tokens(np.broadcast_to(np.float32(), (3, height, width)))
 
     def tune(self, max_tokens: int) -> None:
-        """As EncoderModel's, of images and of texts."""
+        """As EncoderModel's, for images and for texts."""
         self.images.tune(max_tokens)
         if self.texts is not None:
             self.texts.tune(max_tokens)
 
     def record_forwards(self, max_tokens: int) -> None:
-        """As EncoderModel's, of images and of texts."""
+        """As EncoderModel's, for images and for texts."""
         self.images.record_forwards(max_tokens)
         if self.texts is not None:
             self.texts.record_forwards(max_tokens)
 
     def encode(self, batch: ImageTextBatch) -> EncodedImagesAndTexts:
-        """Hidden states, where the model is placed. InvalidInput as ImageModel and TextTower."""
+        """Returns hidden states, on the model's device. Raises InvalidInput as ImageModel and
+        TextTower do."""
         images = self.images.encode(batch.images) if batch.images else None
         texts = None
         self.computed_tokens = batch.tokens
@@ -119,8 +120,8 @@ class ImageTextModel:
     def results(
         self, encoded: EncodedImagesAndTexts, batch: ImageTextBatch
     ) -> list[NDArray[np.float32]]:
-        """What the head makes of each image and text, in order: logits [labels], or an embedding
-        [size]."""
+        """Returns the head's result for each image and text, in order: logits [labels], or an
+        embedding [size]."""
         images = iter(self.images.results(encoded.images) if encoded.images else ())
         texts = iter(())
         if encoded.texts is not None:

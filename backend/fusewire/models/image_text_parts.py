@@ -1,5 +1,5 @@
-"""What CLIP and SigLIP have in common: an encoder of images and one of texts, alike but for their
-input, whose embeddings are compared."""
+"""What CLIP and SigLIP have in common: an encoder of images and one of texts, which differ only in
+their input block, and whose embeddings are compared."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LAYERS = "encoder.layers"
 
 
 def tower(config: Config, part: str, defaults: Mapping[str, Any]) -> Config:
-    """What a configuration of both says of one, "text" or "vision"; a configuration of one alone is
-    its own. Old CLIP folders repeat a part under another key, which goes before, as in
-    transformers."""
+    """Returns the configuration of one tower, "text" or "vision", from that of both; the
+    configuration of a single tower is its own. Old CLIP folders have a second copy under another
+    key, which takes precedence, as in transformers."""
     values = config.values
     key = f"{part}_config_dict" if values.get(f"{part}_config_dict") else f"{part}_config"
     given = values.get(key)

@@ -1,4 +1,4 @@
-"""The arrays of a batch as one block of memory, which crosses to the device in one copy."""
+"""The arrays of a batch in one block of memory, which is uploaded by a single copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG = ("input_ids", "logit_rows")  # int64; other arrays are int32
 
 
 class Layout:
-    """Where arrays lie in a block: by name, each with the shape that there is room for."""
+    """The offsets of arrays in a block: by name, each with the largest shape that it may have."""
 
     def __init__(self, **shapes: tuple[int, ...]) -> None:
         self.places: dict[str, tuple[int, str, tuple[int, ...]]] = {}  # begin, dtype, shape
@@ -29,8 +29,8 @@ class Layout:
             self.nbytes += (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
 
     def pack(self, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-        """The block for arrays that may be smaller, or left out: beyond them are zeros, and
-        sequences without tokens."""
+        """Returns the block for arrays that may be smaller than their room, or missing. The rest is
+        filled with zeros, and cu_seqlens with sequences without tokens."""
         block = np.zeros(self.nbytes, np.uint8)
         for name, array in arrays.items():
             begin, dtype, shape = self.places[name]
@@ -42,7 +42,7 @@ class Layout:
 
 
 def packed_layout(tokens: int, sequences: int) -> Layout:
-    """The layout of packed whole sequences."""
+    """Returns the layout of packed whole sequences."""
     one_each = (tokens,)
     return Layout(
         input_ids=one_each,
@@ -53,7 +53,7 @@ def packed_layout(tokens: int, sequences: int) -> Layout:
 
 
 class NamedTensors(Protocol):
-    """What a stack reads of a batch."""
+    """The tensors of a batch that a stack reads."""
 
     def __getitem__(self, name: str, /) -> kernels.Tensor: ...
 
@@ -80,19 +80,19 @@ class Inputs:
         return name in self._tensors
 
     def write(self, name: str, rows: kernels.Tensor, place: Placement) -> None:
-        """The first rows of an array, as wide as it is, from the device itself."""
+        """Copies rows on the device to the first rows of an array, which has the same width."""
         to = self.rows(name, rows.shape[0])
         assert rows.shape == to.shape
         kernels.write(to, rows, place.stream)
 
     def rows(self, name: str, count: int) -> kernels.Tensor:
-        """The first rows of an array."""
+        """Returns the first rows of an array."""
         begin, dtype, shape = self.layout.places[name]
         return self.block.section(begin, [count, *shape[1:]], dtype)
 
     def sequences(self, cu_seqlens: NDArray[np.int32]) -> kernels.SequenceBatch:
-        """For kernels that read the offsets from the block; `cu_seqlens` is what was packed, into a
-        layout without room to spare."""
+        """Returns a batch for kernels that read the offsets from the block. `cu_seqlens` is what
+        was packed, into a layout of exactly its size."""
         return kernels.SequenceBatch(host(cu_seqlens), self["cu_seqlens"])
 
 

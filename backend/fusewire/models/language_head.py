@@ -1,4 +1,4 @@
-"""What decoders have above their stacks: the language-modelling head."""
+"""The language-modelling head of decoders."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def language_model(
     soft_cap: float = 0.0,
     unread: tuple[str, ...] = (),
 ) -> Blueprint:
-    """A head without a bias, behind a projection if words are narrower, whose weight is that of the
-    word embeddings where config.json ties them, and none is stored; `stored` is what older files
-    call it. `eos` and `tied` hold where config.json does not say."""
+    """Builds a decoder with a head without a bias, behind a projection if token embeddings are
+    narrower. The head's weight is the token embeddings if config.json ties them and the checkpoint
+    has no other; `stored` is its name in older files. `eos` and `tied`: defaults for
+    config.json."""
     assert isinstance(stack.embeddings, Embeddings)
     word = stack.embeddings.word
     tied = config.flag("tie_word_embeddings", tied)
@@ -42,7 +43,8 @@ def language_model(
 
 
 def with_stored_bias(blueprint: Blueprint, checkpoint: Checkpoint) -> Blueprint:
-    """Its head without a `bias_row` that the checkpoint does not have: transformers takes zeros."""
+    """Removes the head's `bias_row` if the checkpoint does not have it, as transformers takes zeros
+    then."""
     head = blueprint.task_heads["generate"]
     *chain, last = head.chain
     if not last.bias_row or last.bias_row in checkpoint:

@@ -1,4 +1,4 @@
-"""Layers of a stack with their weights, as the kernels run them."""
+"""Builds the layers of a stack with their weights, in the form that kernels run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fusewire.placement import Placement
 
 
 class SourceQueries(NamedTuple):
-    """What stands in a layer in front of its attention to sources, and that attention's norm and
-    queries. They share the layer's weights."""
+    """The part of a layer before its cross-attention, and the norm and query projection of that
+    attention. They share the layer's weights."""
 
     before: kernels.Stack
     norm: kernels.Norm | None
@@ -31,7 +31,7 @@ class SourceQueries(NamedTuple):
 
 
 class LayerBuilder:
-    """Layers share the tables of their angles and biases."""
+    """Builds layers, which share their RoPE tables and position biases."""
 
     def __init__(self, max_length: int, weights: Weights, place: Placement) -> None:
         self._max_length = max_length
@@ -48,7 +48,7 @@ class LayerBuilder:
         return kernels.Layer(blocks, parallel=layer.parallel)
 
     def queries(self, layer: Layer) -> SourceQueries:
-        """The queries of a built layer to its source."""
+        """Returns the cross-attention queries of a built layer."""
         place = [isinstance(block.sublayer, CrossAttention) for block in layer.blocks].index(True)
         block = layer.blocks[place]
         assert isinstance(block.sublayer, CrossAttention)
@@ -111,7 +111,7 @@ class LayerBuilder:
 
     def _bias(self, bias: PositionBias) -> kernels.Tensor:
         if bias not in self._biases:
-            # The kernels let distances beyond a table take its ends.
+            # The kernels clamp larger distances to the ends of the table.
             length = min(self._max_length, bias.max_distance + 1)
             buckets = relative_buckets(
                 length, bias.table.rows, bias.max_distance, causal=bias.causal

@@ -1,4 +1,4 @@
-"""Llama, and what differs from it in a few places: Mistral, Qwen 2 and 3."""
+"""Llama, and models that differ from it in a few details: Mistral, Qwen 2 and 3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def llama(config: Config) -> Blueprint:
 
 
 def mistral(config: Config) -> Blueprint:
-    """Mistral (Jiang et al., 2023): a sliding window in every layer, or in none."""
+    """Mistral (Jiang et al., 2023): a sliding window in all layers, or in none."""
     if config.given("layer_types"):
         raise config.fault("layer_types", config.values["layer_types"], "null")
     window = config.size_or_null("sliding_window", 4096) or 0
@@ -34,7 +34,7 @@ def qwen2(config: Config) -> Blueprint:
 
 
 def qwen3(config: Config) -> Blueprint:
-    """Qwen 3 (Yang et al., 2025): a norm on each query and key head."""
+    """Qwen 3 (Yang et al., 2025): a norm of each query and key head."""
     size = sizes(config, head_dim=128, kv_heads=32)
     bias = config.flag("attention_bias", False)
     biases = {"qkv_bias": bias, "output_bias": bias}
@@ -51,7 +51,7 @@ def _blueprint(
     windows: Sequence[int],
     *,
     eos: int | None,
-    **options: Any,  # of family_layer
+    **options: Any,  # options of family_layer
 ) -> Blueprint:
     eps = config.number("rms_norm_eps", 1e-6)
     rope = read_rope(config, size.head_dim)

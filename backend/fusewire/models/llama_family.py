@@ -1,4 +1,4 @@
-"""What Llama and its relatives share: names, RMSNorm in front of each part, a gated feed-forward.
+"""What Llama and its relatives share: names, pre-norm RMSNorm, a gated feed-forward.
 
 Grouped heads (Ainslie et al., 2023), SwiGLU (Shazeer, 2020), RMSNorm (Zhang and Sennrich, 2019).
 """
@@ -45,8 +45,9 @@ class Sizes:
 
 
 def sizes(config: Config, head_dim: int | None = None, kv_heads: int | None = None) -> Sizes:
-    """`head_dim` and `kv_heads` are the architecture's defaults; without them a head is
-    hidden_size / num_attention_heads wide, and every head has its own keys."""
+    """Returns the sizes. `head_dim` and `kv_heads` are the architecture's defaults; without them
+    head_dim is hidden_size / num_attention_heads, and there are as many key heads as query
+    heads."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     if head_dim is None and not config.given("head_dim"):
         head_dim = config.width()[0] // heads
@@ -62,7 +63,7 @@ def sizes(config: Config, head_dim: int | None = None, kv_heads: int | None = No
     )
 
 
-# Names of the norms of the attention's block and of the feed-forward's.
+# Names of the norms in the attention's block and in the feed-forward's.
 Norms = tuple[Mapping[str, str], Mapping[str, str]]
 _PRE_NORMS: Norms = {"input_norm": "input"}, {"input_norm": "post_attention"}
 
@@ -82,10 +83,11 @@ def family_layer(
     norm_heads: bool = False,
     one_plus: bool = False,
     window: int = 0,
-    **more: Any,  # of Attention: rope, scale, soft_cap
+    **more: Any,  # arguments of Attention: rope, scale, soft_cap
 ) -> Layer:
-    """`window`: a token sees itself and the window - 1 before it, 0 for all before it.
-    `norm_heads`: RMSNorm of each query and key head (Qwen 3, Gemma 3). `one_plus`: as Norm."""
+    """Builds a layer. `window`: a token attends to itself and to the window - 1 tokens before it, 0
+    for all before it. `norm_heads`: RMSNorm of each query and key head (Qwen 3, Gemma 3).
+    `one_plus`: as in Norm."""
     root = f"layers.{index}"
     attention_root, mlp = f"{root}.self_attn", f"{root}.mlp"
     rows = (size.q_width, size.kv_width, size.kv_width)
@@ -139,7 +141,7 @@ def family(
     one_plus: bool = False,
     final_soft_cap: float = 0.0,
 ) -> Blueprint:
-    """`eos` and `tied` hold where config.json does not say."""
+    """Builds the blueprint. `eos` and `tied`: defaults for config.json."""
     vocabulary = config.size("vocab_size")
     ropes = [each.rope for layer in layers for each in layer.attentions if each.rope is not None]
     return language_model(
@@ -166,11 +168,13 @@ def rms_norm(name: str, size: int, eps: float, one_plus: bool = False) -> Norm:
 
 
 def longest(config: Config, ropes: Sequence[Rope]) -> int:
-    """max_position_embeddings, or less where the angles are right for less."""
+    """Returns max_position_embeddings, or less if the RoPE frequencies are exact only up to a
+    shorter length."""
     limits = [each.max_length for each in ropes if each.max_length is not None]
     return min([config.size("max_position_embeddings", most=LONGEST), *limits])
 
 
 def frequency_buffers(attention: str, layers: int) -> tuple[str, ...]:
-    """What old transformers versions stored beside each attention's weights; it is recomputed."""
+    """Returns prefixes of buffers that old transformers versions stored with each attention; they
+    are recomputed."""
     return tuple(f"{attention.format(index)}.rotary_emb." for index in range(layers))

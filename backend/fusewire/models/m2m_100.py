@@ -1,8 +1,8 @@
-"""M2M-100 (Fan et al., 2020) and NLLB-200 (NLLB Team, 2022): sinusoids of tensor2tensor for
-positions, which begin behind that of padding, a norm in front of each part, and at the end.
+"""M2M-100 (Fan et al., 2020) and NLLB-200 (NLLB Team, 2022): pre-norm with a final norm, and
+tensor2tensor's sinusoidal positions, which begin behind that of padding.
 
-A padding token of a source has no position, and is not counted; in a target it is counted as any
-other.
+In a source, a padding token has no position and is not counted; in a target it is counted like any
+other token.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Marian (Junczys-Dowmunt et al., 2018), as OPUS-MT's translators have it (Tiedemann & Thottingal,
-2020): sinusoids for positions, a norm behind each part, and possibly words of the target's own."""
+"""Marian (Junczys-Dowmunt et al., 2018), as in the translators of OPUS-MT (Tiedemann & Thottingal,
+2020): post-norm, sinusoidal positions, and possibly a vocabulary of its own for the target."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Names of the matrices that `quantize` is of, and `quantize_skip` names, known before a weight is
-read: those that `Placement.formats` has when the model is loaded."""
+"""The names of the matrices that `quantize` applies to and `quantize_skip` lists, without reading
+weights: those that `Placement.formats` has once the model is loaded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fusewire.weights import Checkpoint
 
 
 def matrices_of(blueprint: Blueprint, head: str | None, checkpoint: Checkpoint) -> dict[str, None]:
-    """Names of matrices, in order: tables of words, matrices of layers, and heads that score the
-    vocabulary."""
+    """Returns names of matrices, in order: token embeddings, matrices of layers, and heads with one
+    output per token of the vocabulary."""
     stacks = [each for each in (blueprint.stack, blueprint.encoder) if each is not None]
     names, shared = [], set()
     for embeddings in (stack.embeddings for stack in stacks):
         if isinstance(embeddings, Embeddings):
             origin = checkpoint.origin(embeddings.word.name)
-            if origin not in shared:  # tied tables are one, by the first one's name
+            if origin not in shared:  # tied tables are one matrix, with the name of the first
                 names.append(embeddings.word.name.removesuffix(".weight"))
             if embeddings.words_as_stored:
                 shared.add(origin)
@@ -40,7 +40,7 @@ def matrices_of(blueprint: Blueprint, head: str | None, checkpoint: Checkpoint) 
 def _of_layers(stack: Stack) -> Iterator[str]:
     for layer in stack.layers:
         yield from _of_layer(layer)
-    for attention in stack.cross_attentions[:1]:  # with those of all others it is one matrix
+    for attention in stack.cross_attentions[:1]:  # those of all layers are one matrix
         yield attention.kv.names[0]
 
 

@@ -1,5 +1,5 @@
-"""What every loaded model has: a blueprint's stack and one of its heads, with the weights of a
-checkpoint, in one place."""
+"""The base of all loaded models: a blueprint's stack and one of its heads, with the weights of a
+checkpoint, on one placement."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fusewire.weights import Checkpoint
 
 
 class Model(ABC):
-    """Serves one caller at a time: the workspace is shared between calls, so two threads must not
-    be inside one model at once (load the folder twice, or hold a lock)."""
+    """Serves one caller at a time: calls share the workspace, so two threads must not be in one
+    model at once (load the folder twice, or hold a lock)."""
 
     _arena_shrinks = True
 
@@ -32,9 +32,9 @@ class Model(ABC):
         config: dict[str, Any],
         folder: Path | None,
     ) -> None:
-        """Reads what the stack and `head` (a key of blueprint.task_heads) need; CheckpointError
-        when the checkpoint does not hold exactly that and known other tensors, ConfigurationError
-        for a precision that the model's numbers outgrow."""
+        """Reads what the stack and `head` (a key of blueprint.task_heads) need. Raises
+        CheckpointError when the checkpoint lacks one of these tensors or has an unknown one,
+        ConfigurationError for float16 if the model's hidden states overflow it."""
         tensors = blueprint.tensors(head)
         checkpoint.check(tensors, blueprint.unread)
         if blueprint.stack.outgrows_float16:
@@ -44,7 +44,7 @@ class Model(ABC):
         self.folder = folder
         self.max_length = blueprint.max_length
         self.hidden_size = blueprint.hidden_size
-        # An arena that recordings point at keeps its size.
+        # Captured graphs hold addresses of the arena, which therefore must not shrink.
         shrinks = self._arena_shrinks and not place.stream.can_capture
         self._workspace = kernels.Workspace(
             kernels.default_allocator(place.device), shrink_after=1024 if shrinks else 2**31 - 1
@@ -55,14 +55,14 @@ class Model(ABC):
         weights = Weights(checkpoint, place)
         self._stack = BuiltStack(self._stack_of(blueprint), weights, place, self._workspace)
         self._load_head(blueprint, head, weights)
-        checkpoint.release()  # what was packed is not read again
+        checkpoint.release()  # packed weights are not read again
 
     def workspace_stats(self) -> dict[str, int]:
-        """The arena's counters, as the kernel library reports them."""
+        """Returns the arena's counters, as the kernel library reports them."""
         return self._workspace.stats()
 
     def _stack_of(self, blueprint: Blueprint) -> Stack:
-        """The part of the blueprint's stack that runs over every token."""
+        """Returns the part of the blueprint's stack that runs over every token."""
         return blueprint.stack
 
     @abstractmethod

@@ -1,5 +1,5 @@
-"""ModernBERT (Warner et al., 2024): pre-norm, rotary positions, gated feed-forward, and local
-attention in most layers. Its heads share one dense + norm layer in front."""
+"""ModernBERT (Warner et al., 2024): pre-norm, RoPE, gated feed-forward, and local attention in most
+layers. All heads begin with the same dense + norm layer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _layers(
     activation = config.activation("hidden_activation", "gelu")
     ropes = {kind: Rope.of(unscaled(_theta(config, kind), hidden // heads)) for kind in _THETA}
 
-    def local(index: int) -> bool:  # in older configurations every n-th layer is global
+    def local(index: int) -> bool:  # in older configurations every nth layer is global
         return index % config.size("global_attn_every_n_layers", 3) != 0
 
     layers = []
@@ -104,7 +104,7 @@ def _layers(
             activation=activation,
             gated=True,
         )
-        # The embeddings are normalised already: the first layer has no norm in front.
+        # The embeddings are normalised already: the first layer has no norm before attention.
         first = Norm(f"{root}.attn_norm", hidden, eps, norm_bias) if index else None
         second = Norm(f"{root}.mlp_norm", hidden, eps, norm_bias)
         layers.append(Layer((Block(attention, first), Block(feed_forward, second))))

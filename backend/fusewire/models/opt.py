@@ -1,5 +1,5 @@
-"""OPT (Zhang et al., 2022): learned positions whose first two rows are unused, and, in the 350M
-model, norms after each part and word embeddings of half the width."""
+"""OPT (Zhang et al., 2022): learned positions whose first two rows are unused. The 350M model is
+post-norm and has token embeddings of half the width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole texts read by a model that generates, without an engine: a cache with room for all."""
+"""Runs a generating model on whole texts, without an engine: a cache with room for all of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fusewire.models.step_batch import SourceTable, StepBatch
 _PAGE_SIZE = 16
 
 Ids = NDArray[np.int64]
-Features = NDArray[np.float32]  # [frames, bins], of sound
+Features = NDArray[np.float32]  # [frames, bins], of audio
 
 
 class PagedTexts:
-    """Texts of at most `most_tokens` each; for an encoder-decoder model after their sources, which
-    are read here."""
+    """Texts of at most `most_tokens` each; for an encoder-decoder model behind their sources, which
+    are encoded here."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class PagedTexts:
             model.encode(batch, self._cache)
 
     def step(self, new: Sequence[Ids], places: int) -> NDArray[np.float32]:
-        """Reads new tokens of each text. Logits at the last `places` of each, which it has at
-        least: [texts * places, vocabulary]."""
+        """Reads new tokens of each text. Returns the logits of the last `places` new tokens of each
+        text, which has to have as many: [texts * places, vocabulary]."""
         sizes = np.array([ids.size for ids in new])
         ends = np.cumsum(sizes)
         past, self._contexts = self._contexts, (self._contexts + sizes).astype(np.int32)

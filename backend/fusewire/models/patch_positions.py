@@ -1,16 +1,16 @@
-"""Learned positions of a grid of patches, for images of other sizes: resampled as
-transformers does it (bicubic, a = -0.75, without antialias). numpy only, in fp32."""
+"""Learned positions of a grid of patches, resampled for images of other sizes as in transformers
+(bicubic, a = -0.75, without antialias). numpy only, in fp32."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-_A = -0.75  # of Keys' cubic convolution (1981), as torch has it
+_A = -0.75  # coefficient of Keys' cubic convolution (1981), as in torch
 
 
 def resampled(grid: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
-    """[trained rows, trained columns, hidden] -> [rows, columns, hidden]."""
+    """Resamples [trained rows, trained columns, hidden] to [rows, columns, hidden]."""
     trained = grid.shape[:2]
     if (rows, columns) == trained:
         return grid
@@ -19,7 +19,7 @@ def resampled(grid: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.
 
 
 def _taps(side: int, wanted: int) -> NDArray[np.float32]:
-    """What each of `wanted` points takes of each of `side` points: [wanted, side]."""
+    """Returns the weight of each of `side` points in each of `wanted` points: [wanted, side]."""
     centres = (np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * np.float32(side / wanted)
     centres -= np.float32(0.5)
     before = np.floor(centres)

@@ -1,5 +1,5 @@
-"""The input block of images: their patches through one matrix product, onto rows that hold what
-does not depend on the pixels (positions, bias, class tokens)."""
+"""The input block of images: one matrix product of their patches, added to rows that hold what does
+not depend on the pixels (positions, bias, class tokens)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fusewire.models.inputs import NamedTensors
 from fusewire.models.patch_positions import resampled
 from fusewire.placement import Placement
 
-# Tokens of one image, of any number of sides: 2048 x 2048 pixels in patches of 16.
+# Patches of one image of any aspect ratio: 2048 x 2048 pixels in patches of 16 x 16.
 MOST_TOKENS_OF_IMAGE = 1 << 14
-_COLUMNS = 8  # 16 bytes in 16 bits, which kernels read at once
-_MOST_TABLES = 16  # for images of other sizes
+_COLUMNS = 8  # 16-bit elements in 16 bytes, the vector loads of kernels
+_MOST_TABLES = 16  # tables of initial values that are cached
 
 Grid = tuple[int, int]  # rows and columns of patches
 
@@ -49,7 +49,7 @@ class BuiltPatches:
 
     @property
     def leading_tokens(self) -> int:
-        """Tokens of each image before its patches."""
+        """The number of tokens of each image before its patches."""
         return len(self._leading)
 
     @property
@@ -58,12 +58,12 @@ class BuiltPatches:
         return self._patches.grid
 
     def cu_seqlens(self, grids: Sequence[Grid]) -> NDArray[np.int32]:
-        """Where the tokens of images with these grids begin."""
+        """Returns the offsets of the tokens of images with these grids."""
         lengths = (self.leading_tokens + rows * columns for rows, columns in grids)
         return np.cumsum([0, *lengths], dtype=np.int32)
 
     def blank(self, tokens: int) -> kernels.Tensor:
-        """Patches of no pixels [tokens, width], as `cut` gives them."""
+        """Returns patches of zeros [tokens, width], in the format of `cut`."""
         return self.place.floats(np.zeros((tokens, self._width), np.float32), "patches", "input")
 
     def cut(
@@ -72,10 +72,10 @@ class BuiltPatches:
         grids: Sequence[Grid],
         room: kernels.Tensor | None = None,
     ) -> kernels.Tensor:
-        """The pixels of each token of images [channels, height, width] with these grids, [tokens,
-        width], in the first rows of `room` where there is some: of a patch [channels, size, size]
-        flattened, of a leading token 0. InvalidInput where they are not finite,
-        ConfigurationError where the placement's dtype cannot hold them."""
+        """Returns the pixels of each token, [tokens, width], of images [channels, height, width]
+        with these grids, in the first rows of `room` if it is given: for a patch [channels, size,
+        size] flattened, for a leading token zeros. Raises InvalidInput if pixels are not finite,
+        ConfigurationError if they overflow the placement's dtype."""
         place, cu_seqlens = self.place, self.cu_seqlens(grids)
         tokens = int(cu_seqlens[-1])
         out = place.empty(tokens, self._width) if room is None else room.first(tokens)
@@ -103,7 +103,8 @@ class BuiltPatches:
     def tensors(
         self, grids: Sequence[Grid], patches: kernels.Tensor
     ) -> dict[str, kernels.Tensor | None]:
-        """What `forward` takes for images with these grids and their patches [tokens, width]."""
+        """Returns the input of `forward` for images with these grids and their patches [tokens,
+        width]."""
         distinct = tuple(dict.fromkeys(grids))
         begin_of = dict(zip(distinct, self.cu_seqlens(distinct).tolist(), strict=False))
         cu_seqlens = self.cu_seqlens(grids)
@@ -119,7 +120,7 @@ class BuiltPatches:
         }
 
     def forward(self, x: kernels.Tensor, inputs: NamedTensors) -> None:
-        """Fills x [tokens, hidden]."""
+        """Writes x [tokens, hidden]."""
         stream = self.place.stream
         kernels.gather_rows(x, inputs["table"], inputs["rows"], stream)
         kernels.linear_add(x, inputs["patches"], self._projection, x, stream)
@@ -127,8 +128,8 @@ class BuiltPatches:
             kernels.layer_norm(x, x, *self._norm, stream)
 
     def grid(self, image: NDArray[np.float32]) -> Grid:
-        """How many patches an image has; pixels beyond whole ones are left out, as by a
-        convolution. InvalidInput."""
+        """Returns the grid of patches of an image; pixels beyond whole patches are dropped, as by a
+        convolution. Raises InvalidInput."""
         size, channels = self._patches.size, self._patches.projection.shape[1]
         if image.ndim != 3 or image.shape[0] != channels:
             raise InvalidInput(
@@ -148,7 +149,8 @@ class BuiltPatches:
         return rows, columns
 
     def _table(self, grids: tuple[Grid, ...]) -> kernels.Tensor:
-        """What each token of images of these grids starts from, one grid after the other."""
+        """Returns the initial value of each token of images with these grids, one grid after
+        another."""
         if grids not in self._tables:
             if len(self._tables) >= _MOST_TABLES:
                 self._tables.pop(next(iter(self._tables)))

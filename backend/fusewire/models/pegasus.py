@@ -1,5 +1,4 @@
-"""Pegasus (Zhang et al., 2019): sinusoids for positions, a norm in front of each part, and at the
-end."""
+"""Pegasus (Zhang et al., 2019): sinusoidal positions, pre-norm with a final norm."""
 
 from __future__ import annotations
 

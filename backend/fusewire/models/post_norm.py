@@ -1,4 +1,5 @@
-"""The parts BERT and its relatives have in common; their files differ in names and order only."""
+"""The parts that BERT and its relatives have in common; their files differ only in names and
+order."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WORD = "embeddings.word_embeddings.weight"
 
 @dataclass(frozen=True)
 class LayerNames:
-    """Where a post-norm layer keeps its weights, below the layer's own prefix."""
+    """The names of a post-norm layer's weights, relative to the layer's prefix."""
 
     qkv: tuple[str, str, str]
     attention_output: str
@@ -40,7 +41,8 @@ Sizes = tuple[int, int, int, str, float]
 def post_norm_layer(
     root: str, names: LayerNames, sizes: Sizes, position_bias: PositionBias | None = None
 ) -> Layer:
-    """x = norm(x + attention(x)); x = norm(x + feed_forward(x)), all with biases."""
+    """Builds the layer x = norm(x + attention(x)); x = norm(x + feed_forward(x)), with biases
+    everywhere."""
     hidden, heads, intermediate, activation, eps = sizes
     attention = Attention(
         qkv=Dense(tuple(f"{root}.{name}" for name in names.qkv), hidden, 3 * hidden),
@@ -64,7 +66,7 @@ def post_norm_layer(
 def post_norm_layers(
     config: Config, names: LayerNames, position_bias: PositionBias | None = None
 ) -> tuple[Layer, ...]:
-    """Where config.json has BERT's keys."""
+    """Builds all layers of an architecture whose config.json has BERT's keys."""
     hidden, heads = config.width()
     intermediate = config.size("intermediate_size")
     activation = config.activation("hidden_act", "gelu")
@@ -84,7 +86,7 @@ def summed_embeddings(
     projection: Dense | None = None,
     padding_index: int | None = None,
 ) -> Embeddings:
-    """word + learned position (+ token type), normalised."""
+    """Builds normalised token embedding + learned position (+ token type)."""
     types = config.size("type_vocab_size", 2, most=1 << 16) if typed else 0
     return Embeddings(
         word=Table(WORD, config.size("vocab_size"), columns),
@@ -105,14 +107,15 @@ def label_count(config: Config) -> int:
 
 
 def first_token_head(first: str, activation: str, last: str, hidden: int, labels: int) -> Head:
-    """last(activation(first(x of the first token)))."""
+    """Builds the head last(activation(first(x of the first token)))."""
     return Head(
         "cls", (Dense((first,), hidden, hidden, activation=activation), _out(last, hidden, labels))
     )
 
 
 def token_heads(hidden: int, labels: int) -> dict[str, Head]:
-    """One plain linear layer over every token: tagging and extractive question answering."""
+    """Builds heads of one linear layer over every token: tagging and extractive question
+    answering."""
     return {
         "tag": Head(None, (_out("classifier", hidden, labels),)),
         "answer": Head(None, (_out("qa_outputs", hidden, 2),)),
@@ -120,21 +123,21 @@ def token_heads(hidden: int, labels: int) -> dict[str, Head]:
 
 
 def pooler(name: str, hidden: int) -> Head:
-    """tanh(dense(x of the first token)): the `pooler_output` of base models."""
+    """Builds tanh(dense(x of the first token)): the `pooler_output` of base models."""
     return Head("cls", (Dense((name,), hidden, hidden, activation="tanh"),))
 
 
 def vocabulary_head(
     transform: str, activation: str, norm: Norm, decoder: str, hidden: int, vocabulary: int
 ) -> Head:
-    """decoder(norm(activation(transform(x)))): masked language modelling."""
+    """Builds decoder(norm(activation(transform(x)))): masked language modelling."""
     first = Dense((transform,), hidden, norm.size, activation=activation, norm=norm)
     return Head(None, (first, _out(decoder, norm.size, vocabulary)))
 
 
 def tied(config: Config, decoder: str, bias: str | None = None) -> dict[str, str]:
-    """Aliases of a masked-language decoder: its weight is the word table's unless the checkpoint
-    says otherwise; its bias may be stored under the head's own name."""
+    """Returns the aliases of a masked-language decoder: its weight is the token embeddings unless
+    config.json says otherwise; its bias may be stored with the head's own name."""
     aliases = {f"{decoder}.bias": bias} if bias else {}
     if config.flag("tie_word_embeddings", True):
         aliases[f"{decoder}.weight"] = WORD

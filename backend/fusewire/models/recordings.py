@@ -1,8 +1,8 @@
-"""Recorded work (CUDA graphs) by key: what fits one is a single launch instead of hundreds.
+"""Captured work (CUDA graphs) by key: a replay is a single launch instead of hundreds.
 
-A recording holds addresses: of its static inputs, of the weights, and of the workspace's arena. So
-inputs are copied to where it reads them before a replay, and all recordings are dropped when the
-arena moves.
+A graph holds addresses: those of its static inputs, of the weights, and of the workspace's arena.
+So inputs are copied to these addresses before a replay, and all graphs are dropped when the arena
+is reallocated.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from fusewire.placement import Placement
 
 _log = logging.getLogger(__name__)
 
-# Each holds device memory of its own for its launches.
+# Each graph holds device memory of its own for its launches.
 MOST_RECORDINGS = 256
 
 Key = TypeVar("Key", bound=Hashable)
-Static = TypeVar("Static")  # inputs that a recording reads, where they stay
+Static = TypeVar("Static")  # inputs at fixed addresses that a graph reads
 
 
 class Recordings(ABC, Generic[Key, Static]):
-    """The recordings of one model, least recently used out. `forward` is a method of the model."""
+    """The captured graphs of one model; the least recently used are evicted. `forward` is a method
+    of the model."""
 
     def __init__(
         self, place: Placement, workspace: kernels.Workspace, forward: Callable[..., None]
     ) -> None:
         self._place = place
-        # Weakly: without a cycle a model goes with its last user, not when Python collects.
+        # A weak reference: without a cycle the model is freed with its last user, not by the GC.
         self._model_forward = WeakMethod(forward)
         self._workspace = workspace
         self.recorded: OrderedDict[Key, tuple[Static, kernels.Graph]] = OrderedDict()
@@ -50,12 +51,13 @@ class Recordings(ABC, Generic[Key, Static]):
 
     @abstractmethod
     def _prepare(self, key: Key) -> tuple[Static, Callable[[], None]]:
-        """Static inputs that hold something harmless, and the work on them, which takes memory from
-        the workspace alone."""
+        """Returns static inputs with harmless values, and the work on them, which allocates only
+        from the workspace."""
 
     def find(self, key: Key) -> tuple[Static, kernels.Graph] | None:
-        """The recording of a key; made at the second request for the key, as one that comes once
-        is not worth it. None at first, and where recording fails."""
+        """Returns the graph of a key. It is captured at the second request for the key, since
+        capturing does not pay for a key that comes once. Returns None at the first request, and if
+        capturing fails."""
         self._drop_stale()
         found = self.recorded.get(key)
         if found is not None:
@@ -71,12 +73,12 @@ class Recordings(ABC, Generic[Key, Static]):
         try:
             return self.record(key)
         except kernels.Error as error:
-            # Another library's wait for the whole device breaks a recording; the work is fine.
+            # A device synchronisation by another library invalidates a capture, not the work.
             _log.warning("%s was not recorded: %s", key, error)
             return None
 
     def record(self, key: Key) -> tuple[Static, kernels.Graph]:
-        """Does the work once, which makes the arena fit and lets kernels be chosen, then records
+        """Runs the work once, which grows the arena and lets kernels be selected, then captures
         it."""
         inputs, work = self._prepare(key)
         work()
@@ -100,7 +102,7 @@ class Recordings(ABC, Generic[Key, Static]):
 
 
 class BlockRecordings(Recordings[Key, Inputs]):
-    """Recordings whose inputs are the arrays of a block."""
+    """Captured graphs whose inputs are the arrays of a block."""
 
     def replay(
         self,
@@ -108,8 +110,8 @@ class BlockRecordings(Recordings[Key, Inputs]):
         arrays: Mapping[str, NDArray[Any]],
         there: Mapping[str, kernels.Tensor] = MappingProxyType({}),
     ) -> Inputs | None:
-        """Replays the recording of a key with these arrays, and those that are `there`, on the
-        device, and gives the inputs that hold them; None where `find` does."""
+        """Replays the graph of a key with these arrays, and with those of `there`, which are on the
+        device. Returns the inputs that hold them; None if `find` returns None."""
         found = self.find(key)
         if found is None:
             return None
@@ -127,7 +129,8 @@ class BlockRecordings(Recordings[Key, Inputs]):
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """What is collected now, such as a model, waits for its work, which breaks a recording."""
+    """Disables garbage collection: objects that are freed during a capture, such as a model,
+    synchronise, which invalidates it."""
     usual = gc.isenabled()
     gc.disable()
     try:

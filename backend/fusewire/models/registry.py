@@ -1,4 +1,4 @@
-"""Architectures fusewire can load: a row each, and what their class names mean."""
+"""The architectures that fusewire can load, one row each, and the tasks of their class names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fusewire.models import (
 from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
 
-# Task -> the head of the blueprint it needs, of an encoder of texts.
+# Task -> the head of the blueprint that it needs, for encoders of texts.
 TASK_HEADS: dict[str, str | None] = {
     "embed": None,
     "hidden": None,
@@ -51,7 +51,7 @@ IMAGE_TASKS = ("label", "embed")
 
 @dataclass(frozen=True)
 class Row:
-    """An encoder: the prefix of its transformers classes, empty where it has none of its own, its
+    """An encoder: the prefix of its transformers classes (empty if it has no class of its own), its
     blueprint, and its tasks."""
 
     classes: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class DecoderRow:
-    """A decoder, with an encoder or without: its transformers class with a language-modelling head,
+    """A decoder, with or without an encoder: its transformers class with a language-modelling head,
     and its blueprint."""
 
     causal_class: str
@@ -104,7 +104,7 @@ SEQ2SEQ: dict[str, DecoderRow] = {
     "umt5": DecoderRow("UMT5ForConditionalGeneration", t5.umt5),
 }
 
-# Encoder-decoder models that read sound.
+# Encoder-decoder models of speech.
 SPEECH: dict[str, DecoderRow] = {
     "whisper": DecoderRow("WhisperForConditionalGeneration", whisper.blueprint),
 }
@@ -124,7 +124,7 @@ DECODERS: dict[str, DecoderRow] = {
 
 _WITH_ENCODER = {**SEQ2SEQ, **SPEECH}
 
-# The encoders of encoder-decoder models, by themselves or in a folder of the whole.
+# The encoders of encoder-decoder models, in a folder of their own or of the whole model.
 _HEADLESS = tuple(task for task, head in TASK_HEADS.items() if head is None)
 _ENCODER_CLASSES = {"t5": "T5Encoder", "mt5": "MT5Encoder", "umt5": "UMT5Encoder"}
 SEQ2SEQ_ENCODERS: dict[str, Row] = {
@@ -148,7 +148,7 @@ TEXT_TOWERS: dict[str, Row] = {
     "siglip": Row("Siglip", siglip.text),
 }
 
-# What a class name ends with -> the task it was made for.
+# Suffix of a class name -> the task that the class was made for.
 _DEFAULT_TASKS = {
     "Model": "embed",
     "ForSequenceClassification": "classify",
@@ -162,13 +162,13 @@ _IMAGE_TASKS = {
     "ForImageClassification": "label",
     "ForImageClassificationWithTeacher": "label",
 }
-# These hold a masked-language head too; ElectraForPreTraining does not.
+# These classes have a masked-language head too; ElectraForPreTraining does not.
 _PRETRAINING = {"BertForPreTraining": "fill", "AlbertForPreTraining": "fill"}
 
 
 def architecture(config: Mapping[str, Any], task: str) -> Row:
-    """The row of an encoder's config.json; CheckpointError when there is none for the task, or when
-    its tokens see only those before them."""
+    """Returns the row of an encoder's config.json. Raises CheckpointError when there is none for
+    the task, or when the model is causal."""
     row = _row({**ARCHITECTURES, **SEQ2SEQ_ENCODERS}, config)
     _held(config, "is_decoder", False)
     if task not in row.tasks:
@@ -181,8 +181,8 @@ def architecture(config: Mapping[str, Any], task: str) -> Row:
 
 
 def decoder(config: Mapping[str, Any]) -> DecoderRow:
-    """The row of a config.json of a decoder, with an encoder or without; CheckpointError when there
-    is none, or when it is not causal."""
+    """Returns the row of a decoder's config.json, with or without an encoder. Raises
+    CheckpointError when there is none, or when it is not causal."""
     row = _row({**DECODERS, **_WITH_ENCODER}, config)
     _held(config, "is_causal", True)  # transformers reads it in every decoder
     _held(config, "is_encoder_decoder", config["model_type"] in _WITH_ENCODER)
@@ -190,23 +190,24 @@ def decoder(config: Mapping[str, Any]) -> DecoderRow:
 
 
 def image_encoder(config: Mapping[str, Any]) -> Row:
-    """The row of a config.json of an encoder of images; CheckpointError when there is none."""
+    """Returns the row of the config.json of an encoder of images. Raises CheckpointError when there
+    is none."""
     return _row(IMAGE_ENCODERS, config)
 
 
 def reads_images(config: Mapping[str, Any]) -> bool:
-    """Whether this config.json is of an encoder of images."""
+    """Whether this config.json is that of an encoder of images."""
     return model_kind(config) == "images"
 
 
 def reads_speech(config: Mapping[str, Any]) -> bool:
-    """Whether this config.json is of a model that writes what was said."""
+    """Whether this config.json is that of a model that transcribes speech."""
     return model_kind(config) == "speech"
 
 
 def model_kind(config: Mapping[str, Any]) -> str | None:
-    """What this config.json is of: encoder, decoder, encoder-decoder (of texts), images or speech;
-    None: of none that is known."""
+    """Returns the kind of this config.json's model: encoder, decoder, encoder-decoder (of texts),
+    images or speech; None if its type is not known."""
     model_type = config.get("model_type")
     tables: dict[str, Mapping[str, Row | DecoderRow]] = {
         "encoder": ARCHITECTURES,
@@ -219,21 +220,21 @@ def model_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def encoder_of_texts(config: Mapping[str, Any]) -> Row:
-    """The row of a config.json of a model of images and texts; CheckpointError when there is
-    none."""
+    """Returns the row of the config.json of a model of images and texts. Raises CheckpointError
+    when there is none."""
     return _row(TEXT_TOWERS, config)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """CheckpointError where no model for any task can be made after this config.json."""
+    """Raises CheckpointError if this config.json gives no model for any task."""
     _rows(config)[0].blueprint(Config(config))
 
 
 def tasks_of(config: Mapping[str, Any]) -> str:
-    """The task a checkpoint was made for, by the class in its `architectures`.
+    """Returns the task that a checkpoint was made for, by the class in its `architectures`.
 
-    Raises CheckpointError when the class is not known or serves no task (then one can still be
-    asked for by name, e.g. `embed`).
+    Raises CheckpointError when the class is not known or serves no task (a task can still be asked
+    for by name, e.g. `embed`).
     """
     rows = _rows(config)
     known: dict[str, str] = {}
@@ -255,7 +256,7 @@ def tasks_of(config: Mapping[str, Any]) -> str:
 
 
 def tasks_served(row: Row | DecoderRow) -> list[str]:
-    """Every task that checkpoints of the architecture can be loaded for by the row."""
+    """Returns the tasks that checkpoints of the architecture can be loaded for by the row."""
     return list(row.tasks) if isinstance(row, Row) else [_task_of(row)]
 
 
@@ -264,7 +265,7 @@ def _task_of(row: DecoderRow) -> str:
 
 
 def _task_classes(row: Row | DecoderRow) -> tuple[dict[str, str], dict[str, str]]:
-    """Class name -> task: the architecture's own, and those with a head more than is needed."""
+    """Returns class name -> task: the architecture's own, and those with an additional head."""
     if isinstance(row, DecoderRow):
         return {row.causal_class: _task_of(row)}, {}
     if not row.classes:
@@ -282,7 +283,8 @@ def _held(config: Mapping[str, Any], key: str, wanted: bool) -> None:
 
 
 def _rows(config: Mapping[str, Any]) -> list[Row | DecoderRow]:
-    """The architecture's, two for an encoder-decoder model: the whole of it, and its encoder."""
+    """Returns the rows of an architecture; for an encoder-decoder model two: the whole model, and
+    its encoder."""
     tables: tuple[Mapping[str, Row | DecoderRow], ...] = (
         ARCHITECTURES,
         SEQ2SEQ,

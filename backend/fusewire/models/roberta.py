@@ -1,5 +1,5 @@
-"""RoBERTa (Liu et al., 2019), XLM-RoBERTa and CamemBERT: BERT's layers, positions that start
-after the padding id, and a classifier on the first token without a pooler."""
+"""RoBERTa (Liu et al., 2019), XLM-RoBERTa and CamemBERT: BERT's layers, positions that begin behind
+the padding id, and a classifier of the first token without a pooler."""
 
 from __future__ import annotations
 

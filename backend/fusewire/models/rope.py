@@ -1,16 +1,16 @@
-"""Rotary angles (Su et al., 2021) and their scalings for long texts. numpy only.
+"""RoPE (Su et al., 2021): rotary position embeddings and their scalings for long texts. numpy only.
 
-Computed the way transformers does, in fp32 where it uses fp32, so that the tables are equal and
-not merely close: far from the start of a text an ulp of a frequency is a visible angle.
+Computed as in transformers, in fp32 where it uses fp32, so that the tables are equal and not merely
+close: far from the start of a text an ulp of a frequency makes a noticeable angle.
 
-A cached key keeps the angle that it was stored with, so only scalings whose frequencies stay the
-same from the first token to the last are exact with a cache. Two change with the length of the
-sequence, and are held to the lengths at which they do not:
+A cached key keeps the rotation that it was stored with, so a scaling is exact with a cache only if
+its frequencies do not change while a sequence grows. Those of two scalings depend on the length of
+the sequence, which is therefore limited to lengths at which they are constant:
 
-- dynamic: frequencies are the unscaled ones up to max_position_embeddings, the model's longest
-  sequence here as everywhere;
-- longrope: `short_factor` up to original_max_position_embeddings, which is therefore the longest
-  sequence; beyond it every key, cached ones too, would need the angles of `long_factor`.
+- dynamic: the frequencies are unscaled up to max_position_embeddings, which is the model's maximum
+  length in any case;
+- longrope: `short_factor` applies up to original_max_position_embeddings, which is therefore the
+  maximum length; beyond it every key, cached ones too, would need the angles of `long_factor`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rope:
-    """Angle of position p, pair k: p * frequencies[k]; cos and sin are then times `magnitude`.
+    """The angle of position p and pair k is p * frequencies[k]; cos and sin are multiplied by
+    `magnitude`.
 
-    The first 2 * len(frequencies) values of a head are rotated, in Hugging Face's half-split order.
+    The first 2 * len(frequencies) elements of a head are rotated, in Hugging Face's half-split
+    order.
     """
 
     frequencies: tuple[float, ...]  # fp32 values
     magnitude: float = 1.0
-    max_length: int | None = None  # positions for which the frequencies are right; None: all
+    max_length: int | None = None  # positions for which the frequencies are exact; None: all
 
     @classmethod
     def of(cls, frequencies: Floats, magnitude: float = 1.0, max_length: int | None = None) -> Rope:
         return cls(tuple(frequencies.tolist()), magnitude, max_length)
 
     def table(self, length: int) -> tuple[Floats, Floats]:
-        """cos and sin: fp32 [length, len(frequencies)] each. transformers repeats them for both
-        halves of a head, the kernel does not need it to."""
+        """Returns cos and sin: fp32 [length, len(frequencies)] each. transformers repeats them for
+        both halves of a head, which the kernel does not need."""
         angles = np.arange(length, dtype=np.float32)[:, None] * np.array(
             self.frequencies, np.float32
         )
@@ -51,9 +53,9 @@ class Rope:
 
 
 def wavelengths(theta: float, dim: int) -> Floats:
-    """theta^(2k / dim), in positions a radian: fp32 [ceil(dim / 2)]."""
+    """Returns theta^(2k / dim), in positions per radian: fp32 [ceil(dim / 2)]."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    # numpy's fp32 power is an ulp off now and then; the rounded fp64 power is what torch returns.
+    # numpy's fp32 power is sometimes an ulp off; torch returns the rounded fp64 power.
     return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
 
 
@@ -62,13 +64,13 @@ def unscaled(theta: float, dim: int) -> Floats:
 
 
 def linear(theta: float, dim: int, factor: float) -> Floats:
-    """Position interpolation (Chen et al., 2023): positions count 1 / factor."""
+    """Position interpolation (Chen et al., 2023): positions are divided by factor."""
     return unscaled(theta, dim) / np.float32(factor)
 
 
 def llama3(theta: float, dim: int, factor: float, low: float, high: float, original: int) -> Floats:
-    """Llama 3.1: waves longer than original / low are stretched by factor, those shorter than
-    original / high stay, and the ones between are blended."""
+    """Llama 3.1: wavelengths above original / low are stretched by factor, those below original /
+    high stay the same, and those in between are interpolated."""
     frequencies = unscaled(theta, dim)
     one = np.float32(1)
     wave = one / frequencies * np.float32(2 * math.pi)
@@ -91,8 +93,8 @@ def yarn(
     truncate: bool,
 ) -> Floats:
     """YaRN (Peng et al., 2023, section 3.2): pairs that rotate more than beta_fast times within the
-    original length stay, those that rotate less than beta_slow times are stretched by factor, and a
-    ramp leads from the ones to the others."""
+    original length stay the same, those that rotate less than beta_slow times are stretched by
+    factor, with a linear ramp in between."""
 
     def pair_rotating(times: float) -> float:
         return dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
@@ -112,7 +114,7 @@ def yarn(
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """YaRN, section 3.4, with DeepSeek's `mscale`."""
+    """The attention factor of YaRN, section 3.4, with DeepSeek's `mscale`."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

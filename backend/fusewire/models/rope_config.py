@@ -1,4 +1,4 @@
-"""The rotary part of a decoder's config.json: `rope_parameters`, or `rope_scaling` and
+"""The RoPE parameters of a decoder's config.json: `rope_parameters`, or `rope_scaling` and
 `rope_theta` in older files."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS = {
     "short_factor",
     "long_factor",
 }
-LONGEST = 1 << 20  # positions: the tables hold a row for each
+LONGEST = 1 << 20  # positions: the tables have a row for each
 
 
 def read_rope(
@@ -41,10 +41,10 @@ def read_rope(
     partial: bool = False,
     types: Mapping[str, str] | None = None,
 ) -> Rope:
-    """`theta` and `share` (of a head that turns) hold where the rotary parameters do not say, and
-    are config.json's `rope_theta` and `partial_rotary_factor` where an architecture does not call
-    them otherwise. `partial`: a share below 1 is understood; `types`: names of scalings, if other.
-    """
+    """Reads the RoPE of a model. `theta` and `share` (the rotated share of a head): defaults for
+    the RoPE parameters; without them config.json's `rope_theta` and `partial_rotary_factor`, which
+    some architectures name differently. `partial`: whether a share below 1 is supported. `types`:
+    the architecture's own names of scalings."""
     theta = config.number("rope_theta", 10_000.0) if theta is None else theta
     share = config.number("partial_rotary_factor", 1.0) if share is None else share
     key = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
@@ -53,7 +53,7 @@ def read_rope(
 
 
 def rope_of_layer_type(config: Config, head_dim: int, layer_type: str, theta: float) -> Rope:
-    """Where `rope_parameters` has an entry for each kind of layer (Gemma 3)."""
+    """Reads the RoPE of a layer type if `rope_parameters` has an entry for each type (Gemma 3)."""
     both = config.values.get("rope_parameters") or {}
     if not isinstance(both, Mapping) or not both.keys() <= {"full_attention", "sliding_attention"}:
         raise config.fault("rope_parameters", both, "an object by layer type")
@@ -65,7 +65,7 @@ def rope_of_layer_type(config: Config, head_dim: int, layer_type: str, theta: fl
 
 
 class _Reader:
-    """One object of rotary parameters; errors name its keys as `rope_scaling.factor`."""
+    """Reads one object of RoPE parameters; errors name its keys as `rope_scaling.factor`."""
 
     def __init__(self, config: Config, key: str, given: Any, theta: float) -> None:
         if not isinstance(given, Mapping):
@@ -104,7 +104,7 @@ class _Reader:
                 return self._yarn(dim)
             case "longrope":
                 return self._longrope(dim)
-        return Rope.of(rope.unscaled(self._theta, dim))  # dynamic too, see rope.py
+        return Rope.of(rope.unscaled(self._theta, dim))  # default and dynamic, see rope.py
 
     def _llama3(self, dim: int) -> Floats:
         low, high = self._number("low_freq_factor"), self._number("high_freq_factor")
@@ -157,7 +157,8 @@ class _Reader:
         return self._own.number(f"{self._key}.{name}", default)
 
     def _original(self) -> int:
-        """The length of the texts before scaling; a key beside the rotary parameters goes first."""
+        """Returns the context length before scaling; a key beside the RoPE parameters takes
+        precedence."""
         name = "original_max_position_embeddings"
         if self._model.values.get(name) is not None:
             return self._model.size(name, most=LONGEST, least=2)

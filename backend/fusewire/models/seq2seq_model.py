@@ -1,9 +1,8 @@
-"""The one encoder-decoder behind every architecture: a decoder whose steps read what its encoder
-made of sources.
+"""The encoder-decoder of all architectures: a decoder whose steps attend to the encoder's output.
 
-Keys and values of sources lie in the planes of the decoder's own, in pages that the caller names:
-one pool holds both. They are made once, of all layers by one matrix product, and read by every step
-of the targets.
+Keys and values of sources are in the same planes as the decoder's own, in pages that the caller
+chooses: one pool holds both. They are computed once, for all layers by one matrix product, and read
+by every step of the targets.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _ALIGNMENT_PAGE = 16  # positions
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """Whole sources, packed one after the other; a step finds them by a `SourceTable`."""
+    """Whole sources, packed one after another; a step refers to them by a `SourceTable`."""
 
-    input_ids: NDArray[np.int64]  # [tokens]; of sound 0, 1, 2, ... in place of ids
+    input_ids: NDArray[np.int64]  # [tokens]; for audio 0, 1, 2, ... in place of ids
     cu_seqlens: NDArray[np.int32]  # [sources + 1]
     block_table: NDArray[np.int32]  # [sources, pages of the longest]
-    features: NDArray[np.float32] | None = None  # of sound [sources, frames, bins]
+    features: NDArray[np.float32] | None = None  # of audio [sources, frames, bins]
 
 
 class Seq2SeqModel(DecoderModel):
@@ -76,7 +75,7 @@ class Seq2SeqModel(DecoderModel):
 
     @property
     def decoder_heads(self) -> tuple[int, int]:
-        """Layers, and heads of each that attend to sources."""
+        """The number of layers, and of cross-attention heads in each."""
         return len(self._attentions), self._heads
 
     def _describe_sources(self, encoder: Stack) -> None:
@@ -95,9 +94,9 @@ class Seq2SeqModel(DecoderModel):
         self._source_scale = attentions[-1].scale or (self._width // self._heads) ** -0.5
 
     def encode(self, sources: SourceBatch, cache: DecoderCache) -> None:
-        """Runs the encoder over the sources and stores keys and values for every cross attention in
-        their pages, where steps read them. Takes 2 * layers * width numbers a token for the time of
-        the call.
+        """Runs the encoder over the sources and stores keys and values of every cross-attention in
+        their pages, where steps read them. Allocates 2 * layers * width elements per token for the
+        duration of the call.
 
         Raises InvalidInput when an id or a length is out of range, kernels.Error when the pages do
         not fit the lengths.
@@ -110,12 +109,12 @@ class Seq2SeqModel(DecoderModel):
         targets: Sequence[Sequence[int]],
         max_batch_tokens: int = 1 << 24,
     ) -> list[NDArray[np.float32]]:
-        """How the last layer's attention to the source is spread while the tokens of each target
-        are read: [tokens, source tokens], rows that sum to 1, the mean over the heads.
+        """Returns the cross-attention weights of the last layer for the tokens of each target:
+        [tokens, source tokens], rows that sum to 1, the mean over the heads.
 
-        Encodes the source again and reads the targets, whole and as many at once as have at most
-        `max_batch_tokens` (one that is longer alone), in a cache of its own; the last product is
-        computed on the host. Raises InvalidInput when an id or a length is out of range.
+        Encodes the source again and runs whole targets, at most `max_batch_tokens` tokens at a time
+        (or a single longer target), in a cache of its own; the last product is computed on the
+        host. Raises InvalidInput when an id or a length is out of range.
         """
         passes = [targets[each] for each in _passes(list(map(len, targets)), max_batch_tokens)]
         length, source_pages = len(source_ids), _alignment_pages(source_ids)
@@ -144,10 +143,10 @@ class Seq2SeqModel(DecoderModel):
         first_page: int,
         heads: Sequence[tuple[int, int]],
     ) -> NDArray[np.float32]:
-        """How single heads, (layer, head) each, spread their attention to the source while the
-        tokens of a target are read: [heads, tokens, source tokens], rows that sum to 1.
+        """Returns the cross-attention weights of single heads, (layer, head) each, for the tokens
+        of a target: [heads, tokens, source tokens], rows that sum to 1.
 
-        The cache has the one source, as `encode` stored it; the target is read whole, in pages of
+        The cache has the one source, as `encode` stored it. The whole target is run, in pages of
         the cache from `first_page` on. The last product is computed on the host. Raises
         InvalidInput when an id or a length is out of range.
         """
@@ -176,8 +175,8 @@ class Seq2SeqModel(DecoderModel):
         cache: DecoderCache,
         layers: Sequence[int],
     ) -> list[tuple[NDArray[np.float32], ...]]:
-        """For each target those of some layers in order, [tokens, width] each, read in pages from
-        that one on."""
+        """Returns for each target the cross-attention queries of some layers, in order, [tokens,
+        width] each. The targets use pages of the cache from `first_page` on."""
         pages_of = [-(-len(ids) // cache.page_size) for ids in targets]
         firsts = first_page + np.cumsum([0, *pages_of])
         tables = np.zeros((len(targets), max(pages_of)), np.int32)
@@ -224,13 +223,13 @@ class Seq2SeqModel(DecoderModel):
         return text_positions(sources.input_ids, sources.cu_seqlens, lengths, self._padding_index)
 
     def _read_by_encoder(self, sources: SourceBatch, inputs: Inputs) -> NamedTensors:
-        """The tensors of its input block; `inputs` are what was uploaded of them."""
+        """Returns the tensors of the encoder's input block. `inputs`: the uploaded arrays."""
         return inputs
 
     def _store(
         self, hidden: kernels.Tensor, batch: kernels.PagedBatch, cache: DecoderCache
     ) -> kernels.Tensor:
-        """Keys and values of hidden [tokens, hidden] for every layer."""
+        """Computes and stores keys and values of every layer for hidden states [tokens, hidden]."""
         width, stream = self._width, self.place.stream
         rows = self.place.matrix(hidden.shape[0], 2 * len(self._attentions) * width)
         kernels.linear(rows, hidden, self._keys_values, "none", stream)
@@ -241,7 +240,7 @@ class Seq2SeqModel(DecoderModel):
         return rows
 
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
-        """As the decoder's, and of the encoder for sources of up to `max_tokens` together."""
+        """As the decoder's, and for the encoder for sources of up to `max_tokens` together."""
         super().tune(cache, max_sequences, max_tokens)
         rows = self.place.rows_to_tune(max_tokens)
         with self.place.tuning():
@@ -249,7 +248,7 @@ class Seq2SeqModel(DecoderModel):
                 self.encode(sources, cache)
 
     def _warm_up_sources(self, sizes: list[int], cache: DecoderCache) -> Iterator[SourceBatch]:
-        """Batches of these numbers of tokens."""
+        """Yields batches with these numbers of tokens."""
         for step in warm_up_prompts(sizes, self.max_source_length, 0, cache):
             yield SourceBatch(step.input_ids, step.cu_seqlens, step.block_table)
 
@@ -293,7 +292,7 @@ def _alignment_pages(ids: Sequence[int]) -> int:
 
 
 def _passes(lengths: Sequence[int], most: int) -> list[slice]:
-    """Runs of texts in order, each with at most `most` tokens, or of one text."""
+    """Returns consecutive runs of texts, each with at most `most` tokens, or of a single text."""
     begins, tokens = [0], 0
     for index, length in enumerate(lengths):
         if tokens and tokens + length > most:
@@ -304,7 +303,8 @@ def _passes(lengths: Sequence[int], most: int) -> list[slice]:
 
 
 def _together(attentions: list[CrossAttention]) -> Dense:
-    """Keys and values of all layers as one matrix, k | v of the first, k | v of the second, …"""
+    """Returns the keys and values of all layers as one matrix, k | v of the first, k | v of the
+    second, …"""
     first = attentions[0].kv
     names = tuple(name for attention in attentions for name in attention.kv.names)
     unbiased = tuple(name for attention in attentions for name in attention.kv.unbiased)

@@ -1,5 +1,5 @@
-"""SigLIP (Zhai et al., 2023) and SigLIP 2 at fixed resolution: an encoder of images, pooled by
-attention, and one of texts, which are padded to one length and read whole."""
+"""SigLIP (Zhai et al., 2023) and SigLIP 2 at fixed resolution: an encoder of images with attention
+pooling, and a bidirectional one of texts, which are padded to a fixed length."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def vision_alone(config: Config) -> Blueprint:
 
 
 def text(config: Config) -> Blueprint:
-    """The text tower of a SiglipModel. A text's embedding is that of its last token, padding or
-    not."""
+    """The text tower of a SiglipModel. A text's embedding is that of its last token, whether
+    padding or not."""
     texts = tower(config, "text", _TEXT)
     hidden, _ = texts.width()
     size = texts.size_or_null("projection_size", None) or hidden

@@ -1,4 +1,4 @@
-"""An encoder-decoder model whose sources are sound: log-mel features of one length, in place of
+"""An encoder-decoder model whose sources are audio: log-mel features of a fixed length, in place of
 tokens."""
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fusewire.models.seq2seq_model import Seq2SeqModel, SourceBatch
 
 
 class SpeechModel(Seq2SeqModel):
-    """Each source has `max_source_length` rows in the cache, whatever is heard in it: the encoder
-    was trained on sound with silence behind it."""
+    """Each source has `max_source_length` rows in the cache, however short its speech is: the
+    encoder was trained on audio that is padded with silence."""
 
-    features_shape: tuple[int, int]  # of a source: frames, bins
+    features_shape: tuple[int, int]  # frames and bins of a source
 
     def _describe_sources(self, encoder: Stack) -> None:
         assert isinstance(encoder.embeddings, Frames)
@@ -35,13 +35,13 @@ class SpeechModel(Seq2SeqModel):
         return block
 
     def check_features(self, features: NDArray[np.float32]) -> None:
-        """InvalidInput unless they are those [frames, bins] of a source."""
+        """Raises InvalidInput unless the features are those of one source, [frames, bins]."""
         self._frames.check(features[None])
 
     def source_batch(
         self, features: Sequence[NDArray[np.float32]], block_table: NDArray[np.int32]
     ) -> SourceBatch:
-        """A batch of one or more sources [frames, bins]."""
+        """Returns a batch of one or more sources [frames, bins]."""
         length = self.max_source_length
         return SourceBatch(
             input_ids=np.arange(length * len(features)),
@@ -53,7 +53,7 @@ class SpeechModel(Seq2SeqModel):
     def _check_sources(self, sources: SourceBatch, lengths: NDArray[np.int32]) -> None:
         if sources.features is None:
             got, wanted = "none", f"float32 of shape {list(self.features_shape)} for each source"
-            raise InvalidInput("features", got, wanted, "compute them of the sound")
+            raise InvalidInput("features", got, wanted, "compute them from audio")
         self._frames.check(sources.features)
         if (lengths != self.max_source_length).any() or len(lengths) != len(sources.features):
             got = f"sources of {lengths.tolist()} rows for {len(sources.features)} features"

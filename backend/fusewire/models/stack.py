@@ -1,8 +1,8 @@
-"""A Stack with its weights: the input block, the layers and the norm at their end, of encoders and
-of decoders.
+"""A Stack with its weights: the input block, the layers and the final norm, of encoders and of
+decoders.
 
-Nothing here knows an architecture by name. Hidden states live in one [tokens, hidden] matrix that
-each layer updates in place; temporaries live in a workspace.
+Nothing here knows an architecture by name. Hidden states are in one [tokens, hidden] matrix that
+each layer updates in place; temporaries are in a workspace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fusewire.placement import Placement
 
 
 class BuiltStack:
-    """Its forwards take memory from the workspace alone: they can be recorded."""
+    """A Stack with its weights. Its forwards allocate only from the workspace, so they can be
+    captured."""
 
     def __init__(
         self, stack: Stack, weights: Weights, place: Placement, workspace: kernels.Workspace
@@ -46,7 +47,7 @@ class BuiltStack:
     def forward(
         self, x: kernels.Tensor, inputs: NamedTensors, batch: kernels.SequenceBatch
     ) -> None:
-        """Fills x [tokens, hidden] for whole sequences, whose tokens see all of their own."""
+        """Writes x [tokens, hidden] for whole sequences, without a cache."""
         self.input_block.forward(x, inputs)
         self._layers.forward(x, batch, self._workspace, inputs["positions"], self._stream)
 
@@ -59,9 +60,9 @@ class BuiltStack:
         inputs: NamedTensors,
         batch: kernels.SequenceBatch,
     ) -> None:
-        """As `forward`, of some tokens alone: fills out [n, hidden] for tokens int64 [n], whose
-        offsets are those of `outputs`, and x with nothing of use. The last layer computes no
-        others."""
+        """As `forward`, for some tokens only: writes out [n, hidden] for tokens int64 [n], whose
+        offsets are those of `outputs`. The last layer computes no others. The contents of x are
+        undefined afterwards."""
         self.input_block.forward(x, inputs)
         self._layers.forward_outputs(
             out, tokens, outputs, x, batch, self._workspace, inputs["positions"], self._stream
@@ -74,8 +75,8 @@ class BuiltStack:
         step: PagedStep,
         planes: kernels.Tensor,
     ) -> None:
-        """Fills x [tokens, hidden] for new tokens, whose keys and values join the planes, where
-        those of their sources are."""
+        """Writes x [tokens, hidden] for new tokens, and their keys and values to the planes, which
+        also hold those of their sources."""
         self.input_block.forward(x, inputs)
         positions = inputs["positions"]
         self._layers.forward_cached(
@@ -90,9 +91,9 @@ class BuiltStack:
         planes: kernels.Tensor,
         layers: Sequence[int],
     ) -> list[kernels.Tensor]:
-        """As `forward_cached`, up to the attention to sources of the last of these layers, which
-        are in order: what those of each ask sources with, [tokens, heads * head_dim]. Fills x with
-        nothing of use. Cannot be recorded."""
+        """As `forward_cached`, up to the cross-attention of the last of `layers`, which are in
+        ascending order. Returns the cross-attention queries of each of these layers, [tokens, heads
+        * head_dim]. The contents of x are undefined afterwards. Cannot be captured."""
         self.input_block.forward(x, inputs)
         found, first = [], 0
         for layer in layers:
@@ -131,7 +132,7 @@ class BuiltStack:
 
 
 def _planes_from(layer: int, planes: kernels.Tensor) -> kernels.Tensor:
-    """The planes of this layer and those after it."""
+    """Returns the planes of this layer and of those after it."""
     count, *page = planes.shape
     begin = planes.nbytes // count * 2 * layer
     return planes.section(begin, [count - 2 * layer, *page], planes.dtype)

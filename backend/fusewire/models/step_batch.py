@@ -15,9 +15,9 @@ from fusewire.placement import Placement
 
 @dataclass(frozen=True)
 class SourceTable:
-    """Where the cache has the source of each sequence of a step, as `encode` stored it: positions
-    p * page_size on of source i lie in page block_table[i, p]; entries beyond are not read.
-    Sequences may share a source."""
+    """The page table of each sequence's source, as `encode` stored it: positions from p * page_size
+    on of source i are in page block_table[i, p]; further entries are not read. Sequences may share
+    a source."""
 
     lengths: NDArray[np.int32]  # [sequences], 1 or more
     block_table: NDArray[np.int32]  # [sequences, pages of the longest]
@@ -25,11 +25,11 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """New tokens of sequences, packed one after the other.
+    """New tokens of sequences, packed one after another.
 
     Sequence i has the rows cu_seqlens[i]:cu_seqlens[i + 1], one or more, which are the last of its
-    context_lengths[i] positions; those before are in the cache. Its positions p * page_size on lie
-    in page block_table[i, p]; entries beyond its context are not read.
+    context_lengths[i] positions; the earlier ones are in the cache. Its positions from p *
+    page_size on are in page block_table[i, p]; entries beyond its context are not read.
     """
 
     input_ids: NDArray[np.int64]  # [tokens]
@@ -39,13 +39,13 @@ class StepBatch:
     block_table: NDArray[np.int32]  # [sequences, pages of the longest]
     logit_rows: NDArray[np.int64]  # rows whose logits are wanted, none or more
     sources: SourceTable | None = None  # of an encoder-decoder model
-    # The ids, where they are on the device alone: then those of input_ids mean nothing. An id that
-    # the vocabulary has not, such as one that no logits decided, makes logits NaN.
+    # The ids if they are only on the device; input_ids are ignored then. An id outside of the
+    # vocabulary, such as that of a row without valid logits, makes the row's logits NaN.
     sampled: kernels.Tensor | None = None
-    # Likewise the block table, of the same shape.
+    # The block table if it is only on the device, with the shape of block_table.
     forked: kernels.Tensor | None = None
-    # Steps that name the same have the same sequences of one token each, with the same sources, and
-    # their ids on the device.
+    # Steps with the same object have the same sequences of one token each, with the same sources,
+    # and their ids on the device.
     rows: object | None = None
 
     @property
@@ -58,7 +58,7 @@ class StepBatch:
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What `step_layout` has room for."""
+        """The arrays that `step_layout` has room for."""
         arrays = {**vars(self)}
         for name in ("sources", "sampled", "forked", "rows"):
             del arrays[name]
@@ -74,7 +74,8 @@ class StepBatch:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def with_table(self, place: Placement) -> StepBatch:
-        """With the block table on the host too: waits for it where it is on the device alone."""
+        """Returns the step with the block table on the host; synchronises if it is only on the
+        device."""
         if self.forked is None:
             return self
         return replace(self, block_table=place.numpy(self.forked))
@@ -90,14 +91,14 @@ class PagedStep(NamedTuple):
 def step_layout(
     tokens: int, sequences: int, pages: int, logit_rows: int, source_pages: int = 0
 ) -> Layout:
-    """The layout of a StepBatch whose longest sequence has `pages`, and its longest source
+    """Returns the layout of a StepBatch whose longest sequence has `pages`, and its longest source
     `source_pages`; 0: it has no sources."""
     sources = {"source_lengths": (sequences,), "source_table": (sequences, source_pages)}
     return Layout(
         input_ids=(tokens,),
         logit_rows=(logit_rows,),
         cu_seqlens=(sequences + 1,),
-        # Neighbours: of steps with the same `rows` these alone are written.
+        # Adjacent, since steps with the same `rows` write only these.
         positions=(tokens,),
         context_lengths=(sequences,),
         block_table=(sequences, pages),
@@ -120,7 +121,7 @@ def upload(step: StepBatch, place: Placement) -> Inputs:
 
 
 def paged(inputs: Inputs, step: StepBatch, page_size: int) -> PagedStep:
-    """The step that was uploaded."""
+    """Returns the pages of a step that `upload` uploaded."""
     batch = inputs.sequences(step.cu_seqlens)
 
     def pages(lengths: str, table: str) -> kernels.PagedBatch:
@@ -135,7 +136,8 @@ def paged(inputs: Inputs, step: StepBatch, page_size: int) -> PagedStep:
 
 
 def paged_bucket(inputs: Inputs, page_size: int) -> PagedStep:
-    """Any step of at most one token a sequence that is ever written into the inputs' block."""
+    """Returns a PagedStep that is valid for every step of at most one token per sequence that is
+    written to the inputs' block later."""
     tokens = inputs["input_ids"].shape[0]
     batch = kernels.SequenceBatch.bucket(inputs["cu_seqlens"], tokens, 1)
 

@@ -1,4 +1,5 @@
-"""Recorded steps of decoders: steps of one token a sequence, as most are, are a single launch."""
+"""Captured steps of decoders: steps of one token per sequence, the most frequent ones, are replayed
+by a single launch."""
 
 from __future__ import annotations
 
@@ -16,26 +17,28 @@ from fusewire.models.step_batch import PagedStep, StepBatch, paged_bucket, step_
 from fusewire.models.step_there import StepThere
 from fusewire.placement import Placement
 
-# Beyond this a step keeps the device busy for longer than its launches take. Decoders of
-# translation are small, and a source has many beams.
+# Beyond this, computing a step takes the device longer than launching it takes the host. The limit
+# is larger with sources: decoders of translation are small, and a source has many beams.
 MOST_SEQUENCES = 256
 MOST_WITH_SOURCES = 1024
-# Rows up to a multiple of this cost a matrix product the same: it reads the weights once.
+# Numbers of sequences are rounded up to multiples of this. Up to the next multiple a matrix product
+# costs the same: it reads the weights once.
 SEQUENCES_STEP = 8
 MANY_SEQUENCES_STEP = 16  # beyond MOST_SEQUENCES
-# Pages of a table's row at least: 16 * 128 positions are no more work to upload than fewer.
+# Minimum width of block tables: uploading the pages of 16 * 128 positions costs no more than fewer.
 LEAST_PAGES = 128
-# Of a step with sources all targets this short, or all targets and sources: two tables for each of
-# many beams are worth uploading small, and the kernels of short contexts split no keys.
+# Width of the block tables of steps with sources whose targets, or targets and sources, are this
+# short: two tables for each of many beams take long to upload, and the kernels of short contexts do
+# not split the keys.
 SHORT_PAGES = 8
 
-# forward(inputs, step, cache, rooms): fills rooms, [tokens, width] each: hidden states, then what
-# each matrix of the head makes of them; the last are logits
+# forward(inputs, step, cache, rooms): writes rooms, [tokens, width] each: hidden states, then the
+# output of each matrix of the head; the last are the logits
 Forward = Callable[[Inputs, PagedStep, DecoderCache, list[kernels.Tensor]], None]
 
 
 class StepBucket(NamedTuple):
-    """Upper bounds of a step; every step within them may replay the same recording."""
+    """Upper bounds of a step; every step within them may replay the same captured graph."""
 
     sequences: int
     pages: int  # of the longest sequence
@@ -43,7 +46,7 @@ class StepBucket(NamedTuple):
 
 
 class StepReplays(BlockRecordings[StepBucket]):
-    """The recordings of one decoder with one cache, by bucket."""
+    """The captured steps of one decoder with one cache, by bucket."""
 
     def __init__(
         self,
@@ -56,20 +59,20 @@ class StepReplays(BlockRecordings[StepBucket]):
         *,
         sources: bool = False,
     ) -> None:
-        """`sources`: whether steps have some."""
+        """`sources`: whether steps have sources."""
         super().__init__(place, workspace, forward)
         self.cache = cache
         self.max_sequences = min(max_sequences, MOST_WITH_SOURCES if sources else MOST_SEQUENCES)
         self._sources = sources
         self.padding_tokens = 0  # computed by replays so far
-        # What the last step has left in the block of its recording, where others may go on from it.
+        # What the last step has left in the input block of its graph, if later steps can reuse it.
         self._there: StepThere | None = None
         self._rooms = [place.matrix(_rounded(self.max_sequences), width) for width in widths]
 
     def run(self, step: StepBatch) -> kernels.Tensor | None:
-        """Logits [sequences, vocabulary] that hold until the next run, or None for a step that is
-        not to be replayed: with more than one token of a sequence, or with tokens whose logits
-        no one reads; too large; or the first of its bucket."""
+        """Returns logits [sequences, vocabulary] that are valid until the next run, or None for a
+        step that is not replayed: it has several tokens of a sequence or tokens without logits, is
+        too large, or is the first of its bucket."""
         there, self._there = self._there, None
         if there is not None and there.goes_on(step) and self._holds(there):
             there.replay(step, self._place)
@@ -85,7 +88,7 @@ class StepReplays(BlockRecordings[StepBucket]):
         return self._rooms[-1].first(step.sequences)
 
     def _holds(self, there: StepThere) -> bool:
-        """Whether its recording is there still."""
+        """Whether its graph has not been dropped."""
         return self.find(there.bucket) is there.recording
 
     def bucket(self, step: StepBatch) -> StepBucket | None:
@@ -98,8 +101,8 @@ class StepReplays(BlockRecordings[StepBucket]):
         return StepBucket(_rounded(count), *table_widths(*(table.shape[1] for table in tables)))
 
     def warm_up(self) -> None:
-        """Records steps of every number of sequences, as long as they are short; the largest first:
-        it makes the arena fit the others, so that none moves."""
+        """Captures short steps of every number of sequences, the largest first: it grows the arena
+        to its final size, so that later captures do not reallocate it."""
         for count in sorted({_rounded(n + 1) for n in range(self.max_sequences)}, reverse=True):
             if self._sources:
                 self.record(StepBucket(count, LEAST_PAGES, LEAST_PAGES))
@@ -109,7 +112,8 @@ class StepReplays(BlockRecordings[StepBucket]):
                 self.record(StepBucket(count, LEAST_PAGES))
 
     def _prepare(self, bucket: StepBucket) -> tuple[Inputs, Callable[[], None]]:
-        """Sequences without a token, in a block of the recording's own, and the step over them."""
+        """Returns a block of the graph's own with sequences without tokens, and the step over
+        them."""
         count = bucket.sequences
         layout = step_layout(count, count, bucket.pages, count, bucket.source_pages)
         inputs = Inputs.upload(layout, {}, self._place)
@@ -119,8 +123,8 @@ class StepReplays(BlockRecordings[StepBucket]):
 
 
 def table_widths(pages: int, source_pages: int | None = None) -> tuple[int, ...]:
-    """The widths of block tables of a step, and of its sources, that a recorded step has room
-    for."""
+    """Returns the widths of the block tables, of a step and of its sources, that a captured step
+    has room for."""
     if source_pages is None:
         return (_table_width(pages),)
     if pages > SHORT_PAGES:

@@ -1,8 +1,8 @@
-"""Inputs of a recorded step that stay where they are for the steps behind it.
+"""Inputs of a captured step that stay on the device for the next steps.
 
-Where the same sequences go on by one token each, a step differs from the one before it in little:
-ids, which the device has made itself, positions and contexts; and block tables where a page begins,
-or where beams fork.
+Where the same sequences continue by one token each, a step differs little from the one before it:
+in the ids, which the device has computed itself, in positions and context lengths; and in block
+tables where a page begins or beams fork.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class StepThere:
-    """What a replay of a step that names its `rows` has left in its recording's block, until
-    another step is written there."""
+    """What the replay of a step with `rows` has left in its graph's input block, until another step
+    is written there."""
 
     def __init__(
         self, bucket: StepBucket, recording: tuple[Inputs, kernels.Graph], step: StepBatch
@@ -36,7 +36,7 @@ class StepThere:
             places[name][0] for name in ("positions", "context_lengths", "block_table")
         )
         _, _, (rows, pages) = places["block_table"]
-        # As the block has it from the positions on: contexts, block table.
+        # A copy of the block from the positions on: positions, context lengths, block table.
         host = np.zeros(table - begin + 4 * rows * pages, np.uint8)
         self._positions = host[: 4 * count].view(np.int32)
         self._contexts = host[middle - begin :][: 4 * count].view(np.int32)
@@ -52,11 +52,11 @@ class StepThere:
         self._table_there = inputs.rows("block_table", count)
 
     def goes_on(self, step: StepBatch) -> bool:
-        """Whether nothing else differs between the step that was written and this one."""
+        """Whether this step differs from the written one only in what `replay` writes."""
         return step.rows is self._rows and step.block_table.shape == self._table.shape
 
     def replay(self, step: StepBatch, place: Placement) -> None:
-        """Writes what differs, and replays the recording."""
+        """Writes what differs, and replays the graph."""
         self._positions[:], self._contexts[:] = step.positions, step.context_lengths
         if step.forked is not None:
             kernels.write(*self._numbers, place.stream)

@@ -1,7 +1,6 @@
-"""T5 (Raffel et al., 2020) with its relatives: v1.1 and Flan-T5, ByT5, mT5 (Xue et al., 2021) and
-UMT5 (Chung et al., 2023). RMSNorm in front of each part, scores without a scale, position by a bias
-of distances alone; no matrix has a bias.
-"""
+"""T5 (Raffel et al., 2020) and its relatives: v1.1 and Flan-T5, ByT5, mT5 (Xue et al., 2021) and
+UMT5 (Chung et al., 2023). Pre-norm RMSNorm, unscaled attention scores, positions only by a
+relative-position bias, no biases of matrices."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ from fusewire.models.llama_family import rms_norm
 from fusewire.models.target_tokens import TargetTokens
 
 WORD = "shared.weight"
-# Distances have no end, so neither has a text; what is kept free for one has.
+# Relative positions do not limit the length of a text, but the memory that it reserves is limited.
 MAX_LENGTH = 8192
 
 
 def t5(config: Config) -> Blueprint:
-    """Layers share the first one's bias."""
+    """All layers share the position bias of the first."""
     return _blueprint(config, "relu", shared_bias=True, scaled=_scaled(config))
 
 
@@ -40,14 +39,14 @@ def mt5(config: Config) -> Blueprint:
 
 
 def umt5(config: Config) -> Blueprint:
-    """Each layer has a bias of its own."""
+    """Each layer has a position bias of its own."""
     scaled = _scaled(config)
     return _blueprint(config, "gated-gelu", shared_bias=False, scaled=scaled, decoder_start=0)
 
 
 def _scaled(config: Config) -> bool:
-    """v1.1 and UMT5 say by their tie_word_embeddings that logits are not scaled; files of
-    transformers 5 say so by its own name."""
+    """Whether logits are scaled. v1.1 and UMT5 say by tie_word_embeddings that they are not; files
+    of transformers 5 have a key for it."""
     return config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
 
 
@@ -59,8 +58,9 @@ def _blueprint(
     scaled: bool,
     decoder_start: int | None = None,
 ) -> Blueprint:
-    """`feed_forward` and `decoder_start`: where config.json does not say. `shared_bias`: of the
-    first layer for all. `scaled`: what the head reads is, by 1 / sqrt(d_model)."""
+    """Builds the blueprint. `feed_forward` and `decoder_start`: defaults for config.json.
+    `shared_bias`: all layers have the position bias of the first. `scaled`: the input of the head
+    is scaled by 1 / sqrt(d_model)."""
     hidden, words = config.size("d_model"), config.size("vocab_size")
     layers = config.size("num_layers", most=4096)
     counts = {
@@ -71,7 +71,7 @@ def _blueprint(
     }
     activation, gated = _feed_forward(config, feed_forward)
     eps = config.number("layer_norm_epsilon", 1e-6)
-    # The head's scale is that of the norm below it.
+    # The scale of the head's input is applied by the norm before it.
     scales = {"encoder": 1.0, "decoder": hidden**-0.5 if scaled else 1.0}
     stacks = {
         side: Stack(
@@ -94,7 +94,7 @@ def _blueprint(
         stack=stacks["decoder"],
         encoder=stacks["encoder"],
         task_heads={"generate": Head(None, (Dense(("lm_head",), hidden, words, False),))},
-        # In old files; nothing reads it.
+        # Old files have it, but it is not used.
         unread=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
         aliases=dict.fromkeys(
             ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
@@ -108,7 +108,7 @@ def _blueprint(
 def _layer(
     config: Config, side: str, index: int, biased: int, eps: float, activation: str, gated: bool
 ) -> Layer:
-    """`biased`: the layer whose bias it has."""
+    """Builds a layer. `biased`: the layer whose position bias it has."""
     hidden, heads, intermediate = (config.size(key) for key in ("d_model", "num_heads", "d_ff"))
     inner = heads * config.size("d_kv", most=1 << 12)
     root = f"{side}.block.{index}.layer"
@@ -149,7 +149,7 @@ def _layer(
 
 def _bias(config: Config, side: str, layer: int, heads: int) -> PositionBias:
     buckets = config.size("relative_attention_num_buckets", 32, most=1 << 12, least=4)
-    # Half of a direction's are exact: those of distances below it. A decoder has one direction.
+    # Half of a direction's buckets are for single distances. A decoder has one direction.
     causal = side == "decoder"
     exact = buckets // (2 if causal else 4)
     distance = config.size("relative_attention_max_distance", 128, most=1 << 16, least=exact + 1)
@@ -158,8 +158,8 @@ def _bias(config: Config, side: str, layer: int, heads: int) -> PositionBias:
 
 
 def _feed_forward(config: Config, default: str) -> tuple[str, bool]:
-    """(activation, whether there is a gate). Written `relu` or `gated-relu`; T5's gated GELU is the
-    approximation by tanh."""
+    """Returns (activation, whether the feed-forward is gated). The key is `relu` or `gated-relu`,
+    for example; T5's gated GELU is the tanh approximation."""
     words = {name: (activation, False) for name, activation in ACTIVATIONS.items()}
     words |= {f"gated-{name}": (activation, True) for name, (activation, _) in words.items()}
     words["gated-gelu"] = ACTIVATIONS["gelu_new"], True
@@ -167,7 +167,7 @@ def _feed_forward(config: Config, default: str) -> tuple[str, bool]:
     if not isinstance(written, str) or written not in words:
         raise config.fault("feed_forward_proj", written, f"one of {', '.join(words)}")
     activation, gated = words[written]
-    # What transformers writes beside it, and would follow if it differed.
+    # transformers writes these keys too, and would follow them if they differed.
     if config.given("dense_act_fn") and config.activation("dense_act_fn") != activation:
         raise config.fault("dense_act_fn", config.values["dense_act_fn"], f"that of {written}")
     if config.flag("is_gated_act", gated) != gated:

@@ -1,4 +1,4 @@
-"""The tokens that an encoder-decoder model writes whatever the logits say."""
+"""The tokens of an encoder-decoder model's target that are fixed, whatever the logits are."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fusewire.models.config import Config
 
 @dataclass(frozen=True)
 class TargetTokens:
-    """The token in front of a target, its first and its last one, which may be any of some; None or
-    () for no such token: transformers' decoder_start_token_id, forced_bos_token_id and
+    """The token before a target, its first token, and its last token, which may be one of several;
+    None or () for none: transformers' decoder_start_token_id, forced_bos_token_id and
     forced_eos_token_id."""
 
     decoder_start: int | None = None
     forced_bos: int | None = None
     forced_eos: tuple[int, ...] = ()
-    bos: int | None = None  # stands in front where decoder_start is None
+    bos: int | None = None  # the token before a target if decoder_start is None
 
     def where_given(self, config: Config) -> TargetTokens:
-        """These, where config.json says nothing else."""
+        """Returns the tokens of config.json, with these as defaults."""
         return TargetTokens(
             config.token_id("decoder_start_token_id", self.decoder_start),
             config.token_id("forced_bos_token_id", self.forced_bos),

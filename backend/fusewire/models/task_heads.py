@@ -1,8 +1,8 @@
-"""From the hidden states of a packed batch to what a task needs of each sequence, on the host.
+"""From the hidden states of a packed batch to a task's results per sequence, on the host.
 
-A head is called with the hidden states [tokens, hidden], their batch, and options of each of its
-sequences (None for a head without any). It returns a result for each sequence, in arrays of its
-own: the next forward overwrites hidden states.
+A head is called with the hidden states [tokens, hidden], their batch, and the options of each
+sequence (None for a head without options). It returns a result per sequence, in arrays of its own,
+since the next forward overwrites hidden states.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
 
 TaskHead = Callable[[kernels.Tensor, Batch, Sequence[Any]], list[Any]]
 
-_MOST_SCORES = 1 << 25  # over the vocabulary, held at once: 128 MiB in fp32
+_MOST_SCORES = 1 << 25  # scores over the vocabulary held at once: 128 MiB in fp32
 
 
 def hidden_states(model: EncoderModel) -> TaskHead:
-    """Hidden states of each sequence, float32 [n, hidden]."""
+    """Returns the head for hidden states of each sequence, float32 [n, hidden]."""
     return lambda hidden, batch, _: _of_each(model.place.numpy(hidden), batch)
 
 
 def token_logits(model: EncoderModel) -> TaskHead:
-    """Logits of each token of each sequence, float32 [n, labels]."""
+    """Returns the head for logits of each token of each sequence, float32 [n, labels]."""
     return lambda hidden, batch, _: _of_each(model.logits(hidden, batch), batch)
 
 
 def sequence_logits(model: EncoderModel) -> TaskHead:
-    """Logits of each sequence, float32 [labels]."""
+    """Returns the head for logits of each sequence, float32 [labels]."""
     return lambda hidden, batch, _: list(model.logits(hidden, batch).copy())
 
 
 class EmbeddingOptions(NamedTuple):
     pooling: str  # as `kernels.pool` names it
-    normalize: bool  # to length 1 (L2)
-    size: int | None = None  # leading numbers that are kept, which no longer have length 1
-    rescale: bool = False  # these to length 1
+    normalize: bool  # scale to length 1 (L2)
+    size: int | None = None  # number of leading elements to keep, whose length is not 1 any more
+    rescale: bool = False  # scale the kept elements to length 1
 
 
 class Embedding:
-    """An embedding of each sequence, float32 [size]: hidden states pooled, through dense layers,
-    normalized."""
+    """An embedding of each sequence, float32 [size]: pooled hidden states, passed through dense
+    layers, normalised."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Embedding:
         dense: Sequence[Dense] = (),
         weights: Checkpoint | None = None,
     ) -> None:
-        """`place`: where the hidden states are. `weights`: of the dense layers, which are no part
-        of the model's own checkpoint."""
+        """`place`: the placement of the hidden states. `weights`: those of the dense layers, which
+        are not in the model's own checkpoint."""
         self._place = place
         self._hidden_size = hidden_size
         self._dense: BuiltHead | None = None
@@ -75,7 +75,7 @@ class Embedding:
         self, hidden: kernels.Tensor, batch: Batch, options: Sequence[EmbeddingOptions]
     ) -> list[NDArray[np.float32]]:
         sequences = self._place.sequences(batch.cu_seqlens)
-        # Requests may pool and scale differently; almost always all do the same.
+        # Requests may pool and normalise differently, but almost always have the same options.
         pooled = {each: self._pooled(hidden, sequences, each) for each in set(options)}
         return [pooled[each][row] for row, each in enumerate(options)]
 
@@ -98,11 +98,11 @@ class Embedding:
 
 
 class LikeliestTokens:
-    """The most likely tokens in the place of each mask token of each sequence, most likely first:
-    (token ids int64, probabilities float32), both [masks, k]. Options: k."""
+    """The most likely tokens for each mask token of each sequence, most likely first: (token ids
+    int64, probabilities float32), both [masks, k]. Options: k."""
 
     def __init__(self, model: EncoderModel, mask_id: int | None) -> None:
-        """`mask_id`: None where the folder names no mask token; then no call is allowed."""
+        """`mask_id`: None if the folder has no mask token; then the head must not be called."""
         self._model = model
         self._mask_id = mask_id
 
@@ -110,7 +110,7 @@ class LikeliestTokens:
         self, hidden: kernels.Tensor, batch: Batch, options: Sequence[int]
     ) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         rows = np.flatnonzero(batch.input_ids == self._mask_id)
-        # Scores over the vocabulary are far larger than anything else, so some masks at a time.
+        # Scores over the vocabulary take far more memory than anything else: compute in chunks.
         step = max(1, _MOST_SCORES // self._model.vocab_size)
         parts = [
             self._likeliest(hidden, rows[start : start + step], max(options))
@@ -126,9 +126,9 @@ class LikeliestTokens:
     def _likeliest(
         self, hidden: kernels.Tensor, rows: NDArray[np.int64], k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The k most likely tokens at `rows`: ids and probabilities [rows, k]."""
+        """Returns the k most likely tokens at `rows`: ids and probabilities [rows, k]."""
         place = self._model.place
-        # Probabilities of NaN are as good as any: they would hide it.
+        # Kernels may give finite probabilities to rows with NaN, which would hide it.
         finite = np.isfinite(place.numpy(hidden)[rows]).all(axis=1)
         logits = self._model.fill_logits(hidden, rows)
         kernels.softmax(logits, logits, place.stream)
@@ -140,5 +140,5 @@ class LikeliestTokens:
 
 
 def _of_each(values: NDArray[np.float32], batch: Batch) -> list[NDArray[np.float32]]:
-    """The rows of each sequence, of values [tokens, ...]."""
+    """Returns copies of the rows of each sequence, from values [tokens, ...]."""
     return [values[batch.rows(sequence)].copy() for sequence in range(batch.sequences)]

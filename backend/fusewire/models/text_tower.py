@@ -1,5 +1,5 @@
-"""The encoder of texts beside one of images: token ids in, embeddings in the space that both share
-out."""
+"""The encoder of texts beside one of images: maps token ids to embeddings in the space that both
+share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
 _HEAD = "embed"
-_TEXTS = 128  # computed at once
-# CLIP's configurations once had this id; the end token is then the highest id of a text.
+_TEXTS = 128  # texts per batch
+# Old CLIP configurations have this end token id; the end token is then a text's highest id.
 _HIGHEST = 2
 
 
@@ -51,12 +51,13 @@ class TextTower(EncoderModel):
 
     @property
     def reads_padding(self) -> bool:
-        """Whether texts are padded to `max_length` (SigLIP); else they end with a token (CLIP)."""
+        """Whether texts are padded to `max_length` (SigLIP); otherwise they end with an end token
+        (CLIP)."""
         return self._end is None
 
     @property
     def end_ids(self) -> list[int]:
-        """The tokens of which one ends a text; none where texts are padded."""
+        """The tokens that may end a text; empty if texts are padded."""
         if self._end is None:
             return []
         return [self.vocab_size - 1] if self._end == _HIGHEST else [self._end]
@@ -68,8 +69,9 @@ class TextTower(EncoderModel):
         return self._bias is None
 
     def embeddings(self, texts: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
-        """Embeddings [texts, size] of token ids [n] of each text. InvalidInput: no text, one
-        without the end token, too long, or with an id that is not in the vocabulary."""
+        """Returns embeddings [texts, size] for the token ids [n] of each text. Raises InvalidInput
+        for no text, and for a text that has no end token, is too long, or has an id outside of the
+        vocabulary."""
         if not texts:
             raise InvalidInput("input_ids", "no text", "1 or more", "send one")
         found = []
@@ -82,15 +84,15 @@ class TextTower(EncoderModel):
     def logits_per_image(
         self, images: NDArray[np.float32], texts: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Logits [images, texts] of embeddings [images, size] and [texts, size]."""
+        """Returns logits [images, texts] for embeddings [images, size] and [texts, size]."""
         texts = _unit(texts)
-        # One by one: a product of several rows sums in another order than that of one.
+        # One image at a time: a product of several rows sums in another order than one of a row.
         logits = self._scale * np.stack([texts @ image for image in _unit(images)])
         return logits if self._bias is None else logits + self._bias
 
     def ended(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ids of a text up to its end token: no token sees what stands behind it. InvalidInput
-        where there is none."""
+        """Returns the ids of a text up to its end token: attention is causal, so no token attends
+        to those behind it. Raises InvalidInput if there is none."""
         if not ids.size:
             raise InvalidInput("input_ids", "an empty text", "1 token or more", "leave it out")
         if self._end is None:

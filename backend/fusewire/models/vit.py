@@ -1,4 +1,4 @@
-"""ViT (Dosovitskiy et al., 2021) and DeiT (Touvron et al., 2021), which has a token more."""
+"""ViT (Dosovitskiy et al., 2021) and DeiT (Touvron et al., 2021), which has an additional token."""
 
 from __future__ import annotations
 

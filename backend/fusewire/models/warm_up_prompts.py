@@ -1,4 +1,5 @@
-"""Prompts that a decoder runs before the first request, so that all kernels are chosen by then."""
+"""Prompts that a decoder runs before the first request, so that all kernels are selected by
+then."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from fusewire.models.step_batch import StepBatch
 def warm_up_prompts(
     sizes: list[int], max_length: int, max_logit_rows: int, cache: DecoderCache
 ) -> Iterator[StepBatch]:
-    """Steps of these numbers of tokens, in prompts as long as the model and the cache take them;
-    all of them write the same pages. Logits are asked for of the last `max_logit_rows` tokens."""
+    """Yields steps with these numbers of tokens, in prompts as long as the model and the cache
+    allow; all of them write the same pages. Logits are computed for the last `max_logit_rows`
+    tokens."""
     longest = min(max_length, cache.pages * cache.page_size)
     for tokens in sizes:
         offsets = np.append(np.arange(0, tokens, longest), tokens).astype(np.int32)

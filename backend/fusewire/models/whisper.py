@@ -1,6 +1,5 @@
-"""Whisper (Radford et al., 2022) and Distil-Whisper (Gandhi et al., 2023): convolutions over the
-log-mel frames of sound in front of the encoder, a norm in front of each part and at the end, keys
-without a bias."""
+"""Whisper (Radford et al., 2022) and Distil-Whisper (Gandhi et al., 2023): convolutions over
+log-mel frames of audio before the encoder, pre-norm with a final norm, keys without a bias."""
 
 from __future__ import annotations
 

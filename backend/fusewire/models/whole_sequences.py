@@ -1,4 +1,4 @@
-"""What encoders of texts and of images share: they run packed batches of whole sequences."""
+"""The base of encoders of texts and of images, which run packed batches of whole sequences."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from fusewire import kernels
 from fusewire.models.buckets import MOST_TOKENS
 from fusewire.models.model import Model
 
-# Rows of a batch up to which the head is tuned: its products are small or, over a vocabulary,
-# take much memory.
+# The maximum number of rows that the head is tuned with: its products are small or, with a
+# vocabulary, take much memory.
 MOST_HEAD_ROWS = 1024
 
 
 class WholeSequenceModel(Model):
-    """Its forwards see every token of every sequence at once."""
+    """A model whose forwards compute whole sequences, without a cache."""
 
     def tune(self, max_tokens: int = MOST_TOKENS) -> None:
-        """Chooses the kernels of matrix products for batches of every size up to `max_tokens`,
-        where there is a choice: by timing them, which takes seconds on a GPU that has not seen the
-        model, else from the file of those timed before. Nothing is timed later."""
+        """Selects the kernels of matrix products for batches of every size up to `max_tokens`,
+        where there are alternatives. They are timed, which takes seconds on a GPU where the model
+        is new, or else read from the file of earlier timings. Nothing is timed later."""
         rows = self.place.rows_to_tune(max_tokens)
         if not rows:
             return

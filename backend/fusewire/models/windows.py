@@ -1,4 +1,4 @@
-"""Which layers see a window of the text around or before a token, and which all of it."""
+"""Which layers have a sliding window of attention, and which attend to the whole text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ TYPES = ("full_attention", "sliding_attention")
 
 
 def layer_types(config: Config, sliding: Callable[[int], bool]) -> list[str]:
-    """The type of each layer, one of TYPES; where the config has no `layer_types`, `sliding` tells
-    by a layer's index whether it slides."""
+    """Returns the type of each layer, one of TYPES. If the config has no `layer_types`, `sliding`
+    tells by a layer's index whether it has a sliding window."""
     count = config.size("num_hidden_layers", most=4096)
     types = config.values.get("layer_types")
     if types is None:
@@ -22,7 +22,7 @@ def layer_types(config: Config, sliding: Callable[[int], bool]) -> list[str]:
 
 
 def windows(config: Config, types: list[str], default: int | None = None) -> list[int]:
-    """The window of each layer, 0 for a layer without one."""
+    """Returns the window of each layer, 0 for a layer without one."""
     if "sliding_attention" not in types:
         return [0] * len(types)
     window = config.size("sliding_window", default)
@@ -30,7 +30,8 @@ def windows(config: Config, types: list[str], default: int | None = None) -> lis
 
 
 def switched_windows(config: Config) -> list[int]:
-    """Qwen's: only with `use_sliding_window`, and by default from `max_window_layers` on."""
+    """Returns Qwen's windows: only with `use_sliding_window`, by default from layer
+    `max_window_layers` on."""
     used = config.flag("use_sliding_window", False) and config.given("sliding_window", True)
     first = config.size("max_window_layers", 28, least=0)
     types = layer_types(config, lambda index: used and index >= first)

@@ -1,6 +1,6 @@
-"""How far a model is from a reference on the same input: `fusewire check`.
+"""Measures how much a model differs from a reference on the same input: `fusewire check`.
 
-Encoders are compared by their results, those of images on pixel values, and models that generate by
+Encoders are compared by their results, encoders of images on pixel values, and generating models by
 the logits of next tokens.
 """
 
@@ -50,28 +50,29 @@ def parity(
     floors: Floors | None = None,
     seed: int = 0,
 ) -> Parity:
-    """Runs the same input through fusewire on `device`, packed, and through a reference.
+    """Compares the results of fusewire on `device`, packed, with those of a reference.
 
     Args:
         model: A folder or an id (`hub.model_folder`).
-        quantize: How ours stores the layers' matrices (`Placement`).
-        quantize_skip: Names of those that it leaves.
-        kv_cache_dtype: How ours stores keys and values, of a model that generates: auto or, on a
-            GPU, fp8.
+        quantize: Format of the layers' weight matrices on our side (`Placement`).
+        quantize_skip: Names of matrices that are not quantised.
+        kv_cache_dtype: Format of keys and values on our side, for a model that generates: auto or,
+            on a GPU, fp8.
         against: `transformers` (CPU, fp32, eager attention, one sequence at a time), which needs
             torch and transformers, or `fp32`: fusewire itself in float32, on the same device.
         sequences: Number of random sequences (one token up to 512 or the model's limit), or of
             images. Default: 8.
-        texts: A file of texts (`text_files.read_texts`) in the place of random sequences.
-        pairs: A file of pairs of texts with scores (`text_files.read_pairs`), of the task embed.
-        tolerance: Largest absolute difference that passes. Default: what `Allowance` grants; none
-            with `floors`, against fp32, or where ours stores weights or keys and values in less
-            than it computes in.
-        floors: What passes in the place of the default tolerance.
+        texts: A file of texts (`text_files.read_texts`) in place of random sequences.
+        pairs: A file of pairs of texts with scores (`text_files.read_pairs`), for the task embed.
+        tolerance: Largest absolute difference that passes. Default: that of `Allowance`; none with
+            `floors`, against fp32, or if our side stores weights or keys and values in a narrower
+            format than it computes in.
+        floors: Requirements in place of the default tolerance.
 
     Raises:
         ConfigurationError: torch or transformers is missing, arguments exclude each other,
-            `quantize_skip` names no matrix, or a line of a file, which is named, is at fault.
+            `quantize_skip` has a name that is not a matrix, or a line of a file is wrong; the
+            message has its number.
         CheckpointError: The folder cannot be loaded.
     """
     floors = floors or Floors()
@@ -95,7 +96,7 @@ def parity(
     if given is not None:
         lines = [line for pair in given for line in (pair.first, pair.second)]
     random = np.random.default_rng(seed)
-    # The last before the model's weights are read: torch and transformers take seconds to import.
+    # As late as possible before weights are read: importing torch and transformers takes seconds.
     reference = REFERENCES[against]()
     compared = _opened(folder, config, task, place, lines, sequences or _SEQUENCES, random)
     place.check_skipped()
@@ -104,7 +105,8 @@ def parity(
     dtype = compared.place.dtype
     exact = compared.place.precision.stores_exactly and kv_cache_dtype == "auto"
     grants = exact and tolerance is None and not floors.given and against == "transformers"
-    # Logits of given texts are too many to hold; random input needs one model at a time.
+    # Logits of given texts take too much memory to hold; for random input one model is held at a
+    # time.
     hold: Callable[[Iterable[Any]], Iterable[Any]] = iter if lines else list
     ours, truth = hold(compared.ours()), hold(reference.results(compared))
     rounded: Iterable[Any] = repeat(None, compared.sequences)

@@ -1,8 +1,8 @@
-"""Models that generate beside their reference: the logits of next tokens.
+"""Compares generating models with their reference, by the logits of next tokens.
 
-Of random prompts, ours writes every token by a step with a cache, and the reference, given the same
-text whole, says what it would have written at each place; encoder-decoder models do so after
-sources. Given texts are read whole by both.
+For random prompts, our model generates every token by a step with a cache. The reference reads the
+resulting text at once, and gives the logits at each of these positions. Encoder-decoder models do
+so after sources. Given texts are read at once by both.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from fusewire.parity.text_files import Line
 from fusewire.parity.tokens import LONGEST, ragged, tokenized
 from fusewire.placement import Placement
 
-_WRITTEN = 16  # tokens after each prompt
+_WRITTEN = 16  # tokens generated after each prompt
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ComparedDecoder:
-    """A folder that generates, and what both sides read. Results are `logits` [places, vocabulary]
-    at the last places of each text."""
+    """A generating model, and the input of both sides. Results are `logits` [positions, vocabulary]
+    at the last positions of each text."""
 
     model: DecoderModel
     folder: Path
     texts: list[Ids]
-    following: list[Ids]  # [places] of each text: what stands, or was written, after them
-    sources: list[Any]  # of each text, of an encoder-decoder model: ids, or features of sound
-    tokens: int  # that were given or drawn
-    written: NDArray[np.float32] | None = None  # logits that ours wrote by, of each text
+    following: list[Ids]  # [positions] of each text: the tokens after them, given or generated
+    sources: list[Any]  # of each text, for an encoder-decoder model: ids, or features of audio
+    tokens: int  # number of tokens that were given or drawn at random
+    written: NDArray[np.float32] | None = None  # our logits of generated tokens, of each text
 
     @staticmethod
     def random(
         folder: Path, place: Placement, count: int, random: np.random.Generator
     ) -> ComparedDecoder:
-        """Random prompts, one token up to LONGEST or the model's limit with those written."""
+        """Builds random prompts, from one token up to LONGEST or the model's limit, generated
+        tokens included."""
         model = load_decoder(folder, place)
         longest = min(model.max_length, LONGEST)
         written = min(_WRITTEN, longest - 1)
@@ -57,7 +58,7 @@ class ComparedDecoder:
         elif isinstance(model, Seq2SeqModel):
             source_lengths = ragged(min(model.max_source_length, LONGEST), count, random)
             sources = [random.integers(0, model.source_vocab_size, n) for n in source_lengths]
-            # Transformers does not count padding in a text that it is given whole (M2M-100).
+            # transformers does not count padding in a text that it reads at once (M2M-100).
             padding = model.config.get("pad_token_id")
             if padding is not None:
                 start = model.decoder_start_token_id
@@ -66,7 +67,7 @@ class ComparedDecoder:
 
     @staticmethod
     def of_texts(folder: Path, place: Placement, lines: list[Line]) -> ComparedDecoder:
-        """Given texts; those of an encoder-decoder model are sources, after which it writes."""
+        """Builds the input from given texts; for an encoder-decoder model they are the sources."""
         model = load_decoder(folder, place)
         if isinstance(model, SpeechModel):
             raise ConfigurationError(
@@ -106,24 +107,24 @@ class ComparedDecoder:
 
     @property
     def transformers_class(self) -> tuple[str, bool]:
-        """The class that the folder is opened with, and False: all of the model is compared."""
+        """The class that opens the folder, and False: the whole model is compared."""
         if isinstance(self.model, SpeechModel):
             return "AutoModelForSpeechSeq2Seq", False
         sourced = isinstance(self.model, Seq2SeqModel)
         return "AutoModelForSeq2SeqLM" if sourced else "AutoModelForCausalLM", False
 
     def ours(self) -> Iterator[Results]:
-        """The results for each text."""
+        """Returns our results for each text."""
         if self.written is None:
             return self._whole(self.model)
         return iter([{"logits": logits} for logits in self.written])
 
     def ours_at(self, place: Placement) -> Iterator[Results]:
-        """The same texts, read whole by the model placed elsewhere, or in another precision."""
+        """Returns results for the same texts, read at once by the model in another placement."""
         return self._whole(load_decoder(self.folder, place))
 
     def theirs(self, model: Any) -> Iterator[Results]:
-        """The same of transformers' model."""
+        """Yields the results of transformers' model."""
         import torch
 
         for index, text in enumerate(self.texts):
@@ -148,7 +149,8 @@ class ComparedDecoder:
 def _after_prompts(
     model: DecoderModel, folder: Path, prompts: list[Ids], written: int, sources: list[Any]
 ) -> ComparedDecoder:
-    """Texts of prompts and the likeliest tokens after them, all prompts in the same steps."""
+    """Returns texts made of prompts and the most likely tokens after them, with all prompts in the
+    same steps."""
     pages = PagedTexts(model, [prompt.size + written for prompt in prompts], sources)
     tokens, logits, new = [], [], prompts
     for _ in range(written):

@@ -1,4 +1,4 @@
-"""Encoders of texts beside their reference: hidden states and logits, or embeddings."""
+"""Compares encoders of texts with their reference: hidden states and logits, or embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusewire.placement import Placement
 from fusewire.tasks.sentence_dense import dense_weights
 from fusewire.tasks.sentence_files import SentenceFiles
 
-# Task -> the transformers class that answers it.
+# Task -> the transformers class for it.
 _AUTO_CLASSES = {
     "embed": "AutoModel",
     "hidden": "AutoModel",
@@ -37,20 +37,21 @@ _TEXTS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class ComparedEncoder:
-    """A folder opened for a task, and what both sides read. Results are those that transformers
-    gives by the same names."""
+    """A folder opened for a task, and the input of both sides. Results have the names that they
+    have in transformers."""
 
     model: EncoderModel
     folder: Path
     task: str
     inputs: list[Sequence]
-    at_once: int  # sequences that ours are packed with
+    at_once: int  # sequences per batch on our side
 
     @staticmethod
     def random(
         folder: Path, task: str, place: Placement, count: int, random: np.random.Generator
     ) -> ComparedEncoder:
-        """Random tokens, one up to LONGEST or the model's limit, in one batch."""
+        """Builds random tokens, from one up to LONGEST or the model's limit, computed as one
+        batch."""
         model = load_model(folder, task, place, pooler=True)
         types = max(1, model.type_vocab_size)
         inputs = [
@@ -64,7 +65,7 @@ class ComparedEncoder:
 
     @staticmethod
     def of_texts(folder: Path, task: str, place: Placement, lines: list[Line]) -> ComparedEncoder:
-        """Given texts; those of an embedder are compared by their embeddings."""
+        """Builds the input from given texts; embedders are compared by their embeddings."""
         model = load_model(folder, task, place, pooler=task != "embed")
         embeds = task == "embed"
         inputs = tokenized(
@@ -95,23 +96,23 @@ class ComparedEncoder:
 
     @property
     def transformers_class(self) -> tuple[str, bool]:
-        """The class that the folder is opened with, and whether only its encoder is compared."""
+        """The class that opens the folder, and whether only its encoder is compared."""
         half = SEQ2SEQ_ENCODERS.get(self.model.config["model_type"])
         if half is None:
             return _AUTO_CLASSES[self.task], False
-        alone = not half.classes  # transformers has no class for it
+        alone = not half.classes  # transformers has no class for the encoder
         return "AutoModelForSeq2SeqLM" if alone else "AutoModelForTextEncoding", alone
 
     def ours(self) -> Iterator[Results]:
-        """The results for each sequence."""
+        """Returns our results for each sequence."""
         return self._results(self.model)
 
     def ours_at(self, place: Placement) -> Iterator[Results]:
-        """The same by the model placed elsewhere, or in another precision."""
+        """Returns the results of the model in another placement."""
         return self._results(load_model(self.folder, self.task, place, pooler=True))
 
     def theirs(self, model: Any) -> Iterator[Results]:
-        """The same of transformers' model, one by one."""
+        """Yields the results of transformers' model, one sequence at a time."""
         import torch
 
         for sequence in self.inputs:
@@ -142,8 +143,8 @@ class ComparedEncoder:
 
 
 class ComparedEmbedder(ComparedEncoder):
-    """Results are embeddings, made of hidden states as the folder's sentence-transformers files
-    say; of transformers' hidden states by our pooling in fp32."""
+    """Compares embeddings, made from hidden states as the folder's sentence-transformers files say;
+    from transformers' hidden states by our pooling in fp32."""
 
     def theirs(self, model: Any) -> Iterator[Results]:
         place = Placement("cpu", "float32")
@@ -173,7 +174,7 @@ class ComparedEmbedder(ComparedEncoder):
 def _padded(
     batch: list[Sequence],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Ids, types and mask [sequences, longest]."""
+    """Returns ids, types and mask [sequences, longest]."""
     lengths = np.array([len(sequence) for sequence in batch])
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids, types = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.int64)

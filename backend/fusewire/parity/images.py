@@ -1,4 +1,5 @@
-"""Encoders of images beside their reference, on random images, and texts beside them."""
+"""Compares encoders of images with their reference on random images, and encoders of texts on
+random texts."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ _CLASSES = {"clip_vision_model": "CLIPVisionModelWithProjection"}
 
 @dataclass(frozen=True)
 class ComparedImages:
-    """A folder and random input for it."""
+    """A folder opened for a task, and random input."""
 
     model: ImageTextModel
     folder: Path
     task: str
     images: list[NDArray[np.float32]]  # of the trained size
-    texts: list[NDArray[np.int64]]  # as many, of a model that reads texts
+    texts: list[NDArray[np.int64]]  # one per image, for a model that reads texts
 
     @staticmethod
     def random(
         folder: Path, task: str, place: Placement, count: int, random: np.random.Generator
     ) -> ComparedImages:
-        """`count` random images, and texts where the task has them."""
+        """Builds `count` random images, and as many texts if the task needs them."""
         model = load_image_text_model(folder, task, place)
         size = (3, *model.image_size)
         images = [random.standard_normal(size, np.float32) for _ in range(count)]
@@ -57,21 +58,21 @@ class ComparedImages:
 
     @property
     def transformers_class(self) -> tuple[str, bool]:
-        """The class that the folder is opened with, and False: all of the model is compared."""
+        """The class that opens the folder, and False: the whole model is compared."""
         if self._labels:
             return "AutoModelForImageClassification", False
         return _CLASSES.get(self.model.config["model_type"], "AutoModel"), False
 
     def ours(self) -> Iterator[Results]:
-        """The results for each image with the text beside it, all in one batch."""
+        """Returns our results for each image and its text, all computed in one batch."""
         return self._results(self.model)
 
     def ours_at(self, place: Placement) -> Iterator[Results]:
-        """The same by the model placed elsewhere, or in another precision."""
+        """Returns the results of the model in another placement."""
         return self._results(load_image_text_model(self.folder, self.task, place))
 
     def theirs(self, model: Any) -> Iterator[Results]:
-        """The same of transformers' model, one by one."""
+        """Yields the results of transformers' model, one image at a time."""
         import torch
 
         for index, image in enumerate(self.images):
@@ -85,7 +86,7 @@ class ComparedImages:
 
     @property
     def _labels(self) -> bool:
-        """Whether results are scores of the model's own labels."""
+        """Whether the results are logits of the model's own labels."""
         return self.task == "label" and self.model.texts is None
 
     def _results(self, model: ImageTextModel) -> Iterator[Results]:
@@ -113,7 +114,7 @@ class ComparedImages:
 
 
 def _texts(tower: Any, count: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Random texts of every length that the model reads, with its end token last."""
+    """Yields random texts of every length that the model reads, with its end token last."""
     longest = tower.max_length
     for index in range(count):
         length = longest if tower.reads_padding else 2 + index * (longest - 2) // max(1, count - 1)

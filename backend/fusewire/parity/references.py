@@ -1,4 +1,4 @@
-"""What a model is compared with."""
+"""The references that a model is compared with."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fusewire.placement import Placement
 
 
 class Compared(Protocol):
-    """A folder opened for a task, and the input of both sides, whose results come a sequence at a
-    time."""
+    """A folder opened for a task, and the input of both sides, whose results are computed a
+    sequence at a time."""
 
     @property
     def folder(self) -> Path: ...
@@ -27,11 +27,12 @@ class Compared(Protocol):
     def tokens(self) -> int: ...
     @property
     def following(self) -> Sequence[NDArray[Any]] | None:
-        """The token after each place that has logits; None for a model that does not generate."""
+        """The token after each position that has logits; None for a model that does not
+        generate."""
 
     @property
     def continues_texts(self) -> bool:
-        """Whether these tokens are those of given texts."""
+        """Whether these tokens are from given texts."""
 
     @property
     def transformers_class(self) -> tuple[str, bool]: ...
@@ -41,19 +42,19 @@ class Compared(Protocol):
 
 
 class Reference(Protocol):
-    architecture: str | None  # the class that computed, where it is another's
+    architecture: str | None  # class of the reference model; None: fusewire's own
 
     def results(self, compared: Compared, dtype: str = "float32") -> Iterator[Results]:
-        """The results for each sequence. The model is held until the last."""
+        """Yields the results for each sequence. The model is held in memory until the last."""
 
 
 class Transformers:
-    """The model of transformers, on the CPU, with eager attention."""
+    """The model in transformers, on the CPU, with eager attention."""
 
-    architecture: str | None = None  # of the model that was opened last
+    architecture: str | None = None  # class of the last model that was opened
 
     def __init__(self) -> None:
-        """ConfigurationError where torch or transformers is missing."""
+        """Raises ConfigurationError if torch or transformers is missing."""
         try:
             import torch  # noqa: F401
             import transformers  # noqa: F401
@@ -77,7 +78,7 @@ class Transformers:
                 local_files_only=True,
                 trust_remote_code=False,
             )
-        except ImportError as error:  # of a format that needs a package of its own
+        except ImportError as error:  # the format of the weights needs a further package
             reason = str(error).strip().partition("\n")[0]
             raise ConfigurationError(
                 f"check: transformers cannot load {compared.folder}: {reason}; install what it "
@@ -89,8 +90,8 @@ class Transformers:
 
 
 class OwnFp32:
-    """fusewire in fp32, on the device of the model: what its own precision costs. Matrices that a
-    folder has in fewer bits are dequantised."""
+    """fusewire in fp32, on the model's device: it shows the cost of the model's own precision.
+    Matrices that a folder has in fewer bits are dequantised."""
 
     architecture: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a comparison found, and what passes."""
+"""The result of a comparison, and what passes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fusewire.parity.agreement import Difference
 
 @dataclass(frozen=True)
 class Floors:
-    """What is to be left of the reference's quality; None: not asked for. Any of them takes the
-    place of the default tolerance."""
+    """The quality to be kept, relative to the reference; None: no requirement. Any of them replaces
+    the default tolerance."""
 
     min_cosine: float | None = None  # of every row of every result
     max_perplexity_ratio: float | None = None
@@ -25,7 +25,7 @@ class Floors:
         return any(value is not None for value in vars(self).values())
 
     def check(self, *, perplexity: bool, pairs: bool) -> None:
-        """ConfigurationError for a floor of what is not measured."""
+        """Raises ConfigurationError for a requirement on something that is not measured."""
         for name, measured, remedy in (
             ("max_perplexity_ratio", perplexity, "texts, and a model that continues texts"),
             ("max_spearman_loss", pairs, "pairs, and a model that embeds texts"),
@@ -39,8 +39,9 @@ class Floors:
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a model is from its reference. A value that the model and the input have none of is
-    None; perplexities are of given texts, Spearman's correlations of given pairs."""
+    """The differences of a model from its reference. Values that do not apply to the model and the
+    input are None; perplexities are those of given texts, Spearman's correlations those of given
+    pairs."""
 
     architecture: str
     task: str
@@ -49,11 +50,11 @@ class Parity:
     sequences: int
     tokens: int  # of the input
     differences: Mapping[str, Difference]  # by result name
-    allowed: Mapping[str, float]  # result name -> how large the largest may be; none: any size
+    allowed: Mapping[str, float]  # result name -> limit of the largest difference; missing: none
     floors: Floors
-    greedy_tokens: int = 0  # that a decoder wrote or read
-    greedy_equal: int = 0  # those where both find the same one the likeliest
-    kl_divergence: float | None = None  # nats a token, of the reference's next token from ours
+    greedy_tokens: int = 0  # tokens that a decoder generated or read
+    greedy_equal: int = 0  # those where both have the same most likely token
+    kl_divergence: float | None = None  # nats per token, of the reference's distribution from ours
     perplexity: float | None = None
     reference_perplexity: float | None = None
     spearman: float | None = None  # of cosines with the gold scores
@@ -61,27 +62,27 @@ class Parity:
 
     @property
     def largest(self) -> float:
-        """Difference of any result; NaN where there is one."""
+        """The largest difference over all results; NaN if one of them is NaN."""
         worst = [each.largest for each in self.differences.values()]
         return math.nan if any(map(math.isnan, worst)) else max(worst)
 
     @property
     def perplexity_ratio(self) -> float | None:
-        """Ours to the reference's."""
+        """Our perplexity divided by the reference's."""
         if self.perplexity is None or self.reference_perplexity is None:
             return None
         return self.perplexity / self.reference_perplexity
 
     @property
     def spearman_loss(self) -> float | None:
-        """The reference's less ours."""
+        """The reference's correlation minus ours."""
         if self.spearman is None or self.reference_spearman is None:
             return None
         return self.reference_spearman - self.spearman
 
     @property
     def failures(self) -> list[str]:
-        """What does not pass, in words."""
+        """Messages for everything that does not pass."""
         found = []
         for name, each in self.differences.items():
             allowed = self.allowed.get(name)
@@ -108,7 +109,7 @@ class Parity:
         return not self.failures
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which cannot write infinity and NaN: they become None."""
+        """Returns the values for JSON, which has no infinity and NaN: they become None."""
         found: dict[str, Any] = _finite(
             {
                 **asdict(self),

@@ -1,4 +1,4 @@
-"""Files of texts, and of pairs of texts with a score, that quality is measured on."""
+"""Reads files of texts, and of pairs of texts with a score, to measure quality on."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fusewire.errors import ConfigurationError, counted
 _MOST_BYTES = 16 << 20
 _COLUMNS = ("sentence1", "sentence2", "score")
 _LAYOUT = "two texts and a score"
-_FEWEST_PAIRS = 2  # that have an order
+_FEWEST_PAIRS = 2  # minimum to have a ranking
 
 
 @dataclass(frozen=True)
 class Line:
-    """A text, and where it stands."""
+    """A text and its position in a file."""
 
     text: str
-    where: str  # for errors
+    where: str  # file and line, for error messages
 
 
 @dataclass(frozen=True)
 class Pair:
     first: Line
     second: Line
-    score: float  # larger is more alike
+    score: float  # larger is more similar
 
 
 def read_texts(path: Path) -> list[Line]:
-    """One text a line, in UTF-8; lines without any are skipped. ConfigurationError names the
-    line."""
+    """Reads one text per line, in UTF-8; empty lines are skipped. Raises ConfigurationError with
+    the number of the line."""
     lines = enumerate(_read(path).split("\n"), 1)
     found = [Line(text.rstrip("\r"), _at(path, number)) for number, text in lines if text.strip()]
     if not found:
@@ -47,9 +47,9 @@ def read_texts(path: Path) -> list[Line]:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Pairs in the layout of STS-B, in UTF-8: of a .tsv or .csv file the columns sentence1,
-    sentence2 and score, with or without a line that names them; of a .jsonl file objects with these
-    keys. ConfigurationError names the line."""
+    """Reads pairs in the layout of STS-B, in UTF-8: the columns sentence1, sentence2 and score of a
+    .tsv or .csv file, with or without a header line; or objects with these keys from a .jsonl file.
+    Raises ConfigurationError with the number of the line."""
     if path.suffix == ".jsonl":
         rows = _objects(path)
     elif path.suffix in (".csv", ".tsv"):

@@ -1,4 +1,4 @@
-"""What both sides read: tokens of given texts, or random lengths."""
+"""The input of both sides: tokens of given texts, or random lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.tasks.text_encoder import TextEncoder
 from fusewire.text.tokenizer import Tokenizer
 
-LONGEST = 512  # tokens of a text
+LONGEST = 512  # maximum number of tokens of a text
 
 
 def tokenized(
@@ -29,9 +29,10 @@ def tokenized(
     type_vocab_size: int = 0,
     sentences: SentenceFiles | None = None,
 ) -> list[TokenSequence]:
-    """The lines by the folder's tokenizer, with its special tokens, cut to `max_length`, LONGEST or
-    what the folder says. `sentences`: of an embedder, whose prompt stands before each text.
-    ConfigurationError names the line that the model cannot read."""
+    """Returns the lines encoded by the folder's tokenizer, with its special tokens, truncated to
+    `max_length`, LONGEST and the folder's limit. `sentences`: the files of an embedder, whose
+    prompt is put before each text. Raises ConfigurationError with the number of a line that the
+    model cannot read."""
     tokenizer = Tokenizer.load(folder)
     if tokenizer is None:
         raise ConfigurationError(
@@ -59,7 +60,7 @@ def tokenized(
 
 
 def ragged(longest: int, sequences: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Lengths: the first 1, the last the longest."""
+    """Returns random lengths; the first is 1, the last is `longest`."""
     lengths = random.integers(1, max(2, longest // 4), sequences)
     lengths[0] = 1
     lengths[-1] = longest

@@ -1,4 +1,4 @@
-"""`fusewire ask`: a running server's answers as text, through the client package."""
+"""`fusewire ask`: sends requests through the client package and returns the answers as text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving.shown_answers import STREAMED, TASKS, Shown, embed, generated
 
-# What the client's errors name in Python's words, and how the command line says it.
+# Python arguments in the client's errors -> their form on the command line.
 _FLAGS = {
     "model=…": "--model",
     "protocol='grpc'": "leave out --protocol",
     "protocol='http'": "--protocol http",
     "wanted host:port; choose by protocol= and tls=": "wanted HOST:PORT alone; write it so",
 }
-# Names, which may look like numbers.
+# Names are always text, although they may look like numbers.
 _NAMES = ("model", "version")
 
 
 class AskFailed(FusewireError):
-    """The client's error, with its message."""
+    """An error of the client, with its message."""
 
 
 def ask(
@@ -38,9 +38,9 @@ def ask(
 ) -> Shown:
     """Sends one request of a task and returns the answer to show.
 
-    `texts`: of rerank the query, then the documents; of label, and of embed with `images`, paths of
-    files. `second`: the second texts of pairs, the context of a question, or the labels to choose
-    from.
+    `texts`: for rerank the query, then the documents; for label, and for embed with `images`, paths
+    of files. `second`: the second texts of pairs, the context of a question, or the labels to
+    choose from.
     """
     if images and task not in ("embed", "label"):
         raise ConfigurationError(f"images: got them for {task}, wanted embed or label; drop them")
@@ -51,7 +51,8 @@ def ask(
 
 
 def streams(task: str, parameters: dict[str, Any]) -> bool:
-    """Whether the answer to each text comes as `pieces`: one text, so that they join to it."""
+    """Whether the answer to each text comes as `pieces`. It must be a single text, so that the
+    pieces concatenate to it."""
     several = parameters.get("n", parameters.get("num_return_sequences"))
     return task in STREAMED and several in (None, 1)
 
@@ -64,8 +65,8 @@ def pieces(
     model: str | None,
     parameters: dict[str, Any],
 ) -> Iterator[str]:
-    """What a model generates after each prompt, or answers to each message, in pieces as they come,
-    a line's end after each. `streams` says when."""
+    """Yields the text generated after each prompt, or the answer to each message, in pieces as they
+    arrive, each text followed by a newline. `streams` says whether it may be called."""
     with _connected(task, address, protocol, model) as client:
         for text in texts:
             yield from generated(client, task, text, stream=True, **parameters)
@@ -74,7 +75,7 @@ def pieces(
 
 @contextmanager
 def _connected(task: str, address: str, protocol: str, model: str | None) -> Iterator[Any]:
-    """A client of the server; its errors become ours."""
+    """Yields a client of the server. Its errors are raised as AskFailed."""
     if task not in TASKS:
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(TASKS)}; choose one of these"
@@ -105,7 +106,8 @@ def _connected(task: str, address: str, protocol: str, model: str | None) -> Ite
 
 
 def read_parameters(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=value` as request parameters: JSON values as such, anything else as text."""
+    """Returns request parameters from `key=value`: JSON values are parsed, anything else is
+    text."""
     parameters: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""Exponential back-off between attempts at something that keeps failing."""
+"""Exponential back-off between attempts at an operation that keeps failing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _LAST_S = 60.0
 
 
 class Backoff:
-    """Attempts begin at least 1, 2, 4 … 60 s apart; from 1 s again after a minute of health."""
+    """Attempts begin at least 1, 2, 4 … 60 s apart, and from 1 s again after a minute without
+    failure."""
 
     def __init__(self) -> None:
         self._attempts = 0
@@ -18,20 +19,20 @@ class Backoff:
         self._healthy_since = math.inf
 
     def wait_s(self) -> float:
-        """The time until the next attempt is due, 0 when it is."""
+        """Returns the seconds until the next attempt is due, 0 when it is due."""
         return max(0.0, self._due_at - time.monotonic())
 
     def begin(self) -> None:
-        """An attempt begins now."""
+        """Records that an attempt begins now."""
         self._due_at = time.monotonic() + min(_LAST_S, _FIRST_S * 2**self._attempts)
         self._attempts += 1
 
     def succeeded(self) -> None:
-        """The last attempt succeeded: health lasts from now until `ended`."""
+        """Records that the last attempt succeeded. What it began is healthy until `ended`."""
         self._healthy_since = time.monotonic()
 
     def ended(self) -> None:
-        """What the last attempt began has failed now."""
+        """Records that what the last attempt began has failed now."""
         if time.monotonic() - self._healthy_since >= _LAST_S:
             self._attempts = 0
         self._healthy_since = math.inf

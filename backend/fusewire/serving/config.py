@@ -24,7 +24,7 @@ from fusewire.tasks.parameters import task_settings
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
-# Any model name goes into paths, URLs and log lines; the rest of Unicode is not needed for that.
+# Model names become part of paths, URLs and log lines, so they have plain characters only.
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 
 _TENANT_PATTERN = r"[A-Za-z0-9._-]{1,64}"
@@ -41,7 +41,7 @@ _TASK = (
 
 
 class _Served(StrictSettings):
-    """What the `parameters` of any model's config.pbtxt have beside its engine's settings."""
+    """The `parameters` of any model's config.pbtxt that are not settings of its engine."""
 
     task: str = Field(description=_TASK, json_schema_extra=_MODEL)
     reloads: int = Field(
@@ -80,7 +80,8 @@ class _Served(StrictSettings):
         return names(self.metric_tenants)
 
     def parameters(self) -> dict[str, str]:
-        """As config.pbtxt holds them: the task, and what differs from its default."""
+        """Returns the parameters for config.pbtxt: the task, and the settings that differ from
+        their defaults."""
         fields = type(self).model_fields
         return {
             name: _text(value)
@@ -90,22 +91,22 @@ class _Served(StrictSettings):
 
 
 class ModelSettings(_Served, EngineSettings):
-    """The `parameters` of one encoder's config.pbtxt."""
+    """The `parameters` of an encoder's config.pbtxt."""
 
     def engine(self) -> EngineSettings:
-        """The engine's share of these settings."""
+        """Returns the settings of the engine."""
         return EngineSettings(**{key: getattr(self, key) for key in EngineSettings.model_fields})
 
 
 class GeneratorSettings(_Served, GenerationSettings):
-    """The `parameters` of the config.pbtxt of one model that generates."""
+    """The `parameters` of a generative model's config.pbtxt."""
 
     task: Literal["generate", "translate", "summarise", "transcribe"] = Field(
         description=_TASK, json_schema_extra=_MODEL
     )
 
     def engine(self) -> GenerationSettings:
-        """The engine's share of these settings."""
+        """Returns the settings of the engine."""
         fields = GenerationSettings.model_fields
         return GenerationSettings(**{key: getattr(self, key) for key in fields})
 
@@ -165,15 +166,16 @@ class Deployment(StrictSettings):
         return device
 
 
-# Fields of Deployment that a model that generates lacks, as its steps take requests at any time.
+# Fields of Deployment that generative models do not have, as their steps take requests at any time.
 BATCHING = ("max_batch_size", "queue_delay_us")
-# The settings of `serve`, and those of them that have neither flag nor environment variable.
+# The settings of `serve`, and those of them without a flag and an environment variable.
 SERVE = (ServerSettings, Deployment, ModelSettings, GeneratorSettings)
 SERVE_WITHOUT = ("reloads", "version", "versions_served", "tritonserver_args")
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettings:
-    """The settings of a model for its task; ConfigurationError also for those of other tasks."""
+    """Returns the settings of a model for its task. Raises ConfigurationError also for settings of
+    other tasks."""
     task = values.get("task")
     kinds: list[type[ModelSettings | GeneratorSettings]] = [ModelSettings, GeneratorSettings]
     own, other = reversed(kinds) if task in GENERATING else kinds
@@ -187,7 +189,7 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettin
 
 
 def has_use_for(task: str, name: str, *, images: bool = False) -> bool:
-    """Whether a model that does the task, of a folder of texts or of images, has this setting of
+    """Whether a model with this task, from a folder of texts or of images, uses this setting of
     ModelSettings, GeneratorSettings or Deployment."""
     if name in Deployment.model_fields:
         return task not in GENERATING or name not in BATCHING
@@ -197,7 +199,8 @@ def has_use_for(task: str, name: str, *, images: bool = False) -> bool:
 
 
 def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Settings from values; a ConfigurationError names the first bad field, its value and limit."""
+    """Returns settings from values. Raises ConfigurationError with the first invalid field, its
+    value and limit."""
     try:
         return settings.model_validate(dict(values))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The server's own HTTP interface, as the watchdog and the command line need it."""
+"""A client of the server's own HTTP interface, for the watchdog and the command line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fusewire.errors import ConfigurationError, FusewireError
 
 CONTROL_HEADER = "fusewire-control-key"
 
-# No proxy: the server is on this machine, whatever the environment says about the network.
+# Proxies in the environment do not apply: the server is on this machine.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class EndpointError(FusewireError):
-    """The server's answer to a call that failed; `status` 0 when there was none, `timed_out` when
-    there was none in time."""
+    """A call failed. `status`: the HTTP status of the answer, 0 without an answer. `timed_out`:
+    there was no answer in time."""
 
     def __init__(self, status: int, text: str, *, timed_out: bool = False) -> None:
         self.status = status
@@ -34,7 +34,7 @@ class EndpointError(FusewireError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     http_port: int
@@ -54,7 +54,8 @@ class Endpoint:
         timeout_s: float = 5.0,
         control_key: str | None = None,
     ) -> Any:
-        """GET, or POST with a body; the JSON answer, None when it is empty. EndpointError else."""
+        """Sends GET, or POST with a body. Returns the JSON answer, or None when it is empty. Raises
+        EndpointError."""
         request = urllib.request.Request(
             f"http://{self.reachable}:{self.http_port}/v2/{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -66,7 +67,7 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             raise EndpointError(error.code, _error_text(error.read())) from None
         except (OSError, http.client.HTTPException) as error:
-            cause = getattr(error, "reason", error)  # of a URLError: what it was raised for
+            cause = getattr(error, "reason", error)  # the cause of a URLError
             late = isinstance(cause, TimeoutError)
             raise EndpointError(0, f"no answer ({error})", timed_out=late) from None
         try:
@@ -75,22 +76,23 @@ class Endpoint:
             raise EndpointError(0, f"no JSON in the answer ({text[:80]!r})") from None
 
     def metrics(self, timeout_s: float = 5.0) -> str:
-        """The metrics page."""
+        """Returns the metrics page."""
         url = f"http://{self.reachable}:{self.metrics_port}/metrics"
         with _OPENER.open(url, timeout=timeout_s) as answer:
             return str(answer.read().decode())
 
 
 def choose_ports(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) -> list[int]:
-    """The (flag, port) pairs' ports, 0 replaced by a free one; the errors of `reserve`."""
+    """Returns the ports of (flag, port) pairs, with 0 replaced by a free port. Raises as
+    `reserve`."""
     with reserve(host, ports, wait_s) as reserved:
         return reserved.ports
 
 
 class Reserved:
-    """Ports that nobody who asks for any free one is given until `close`, and that a server can
-    listen at meanwhile: their sockets are bound, do not listen, and let the address be reused.
-    `address`: the IPv4 address of the host. tritonserver listens nowhere by a name."""
+    """Ports that the system assigns to no other process until `close`, while a server can listen on
+    them: their sockets are bound with SO_REUSEADDR and do not listen. `address`: the IPv4 address
+    of the host, as tritonserver does not listen on names."""
 
     def __init__(self, address: str, sockets: Sequence[socket.socket]) -> None:
         self.address = address
@@ -109,8 +111,8 @@ class Reserved:
 
 
 def reserve(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) -> Reserved:
-    """The (flag, port) pairs' ports, 0 replaced by a free one; ConfigurationError names a port that
-    is given twice, or still in use after `wait_s`."""
+    """Reserves the ports of (flag, port) pairs, with 0 replaced by a free port. Raises
+    ConfigurationError with a port that is given twice, or is still in use after `wait_s`."""
     if ":" in host:
         raise ConfigurationError(
             f"host: got {host}, wanted an IPv4 address or a name, as IPv6 is not supported; use "
@@ -142,10 +144,10 @@ def reserve(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) ->
 
 
 def bound(flag: str, host: str, port: int, deadline: float = 0.0) -> socket.socket:
-    """A socket at the port, 0 for any, that does not listen yet; ConfigurationError when the port
-    is not free by then, on the clock of time.monotonic."""
+    """Returns a socket that is bound to the port, 0 for any, and does not listen yet. Raises
+    ConfigurationError when the port is not free by `deadline`, a time of time.monotonic."""
     opened = socket.socket()
-    # As the server does: a port whose last connections are still closing is free.
+    # As in the server: a port whose last connections are still closing counts as free.
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         _bind(opened, (host, port), deadline)

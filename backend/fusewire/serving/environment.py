@@ -1,6 +1,6 @@
-"""The environment variables of `fusewire serve`: FUSEWIRE_ and the setting's name.
+"""The environment variables of `fusewire serve`: FUSEWIRE_ and the name of a setting.
 
-A misspelt one is an error: ignored, it could leave a server unprotected.
+An unknown one is an error: a misspelt variable that is ignored could leave a server unprotected.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ OTHERS = {
     "FUSEWIRE_CUDA": "When building: `ON` insists on CUDA kernels, `OFF` leaves them out.",
     "FUSEWIRE_CUDA_ARCHITECTURES": "When building: compute capabilities, as `80;90a`.",
 }
-# What Kubernetes sets in every pod for a service whose name begins with `fusewire`.
+# Variables that Kubernetes sets in every pod for a service whose name begins with `fusewire`.
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Returns the environment variable of a setting."""
     return _PREFIX + name.upper()
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for other programs."""
+    """Returns the environment without keys, for other programs."""
     hidden = {API_KEY, *map(variable, secrets(ServerSettings))}
     return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def of_own_process() -> dict[str, str]:
-    """The environment for a Python process that imports what this one does."""
+    """Returns the environment for a Python process with the import path of this one."""
     return without_secrets(os.environ) | {"PYTHONPATH": os.pathsep.join(import_path())}
 
 
 def check(environment: Mapping[str, str]) -> None:
-    """ConfigurationError for a variable that is neither of a setting nor one of OTHERS."""
+    """Raises ConfigurationError for a variable that is neither that of a setting nor one of
+    OTHERS."""
     names = {name for kind in SERVE for name in kind.model_fields} - set(SERVE_WITHOUT)
     known = set(map(variable, names)) | OTHERS.keys()
     for name in sorted(environment):

@@ -1,4 +1,4 @@
-"""What of a server others reach: ports without authentication, and keys."""
+"""What of a server other machines can reach: ports without authentication, and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusewire.serving.environment import API_KEY, variable
 
 
 def warning(settings: ServerSettings, at: Endpoint, openai_address: str | None) -> str | None:
-    """Names the ports that are open to others and the remedy; None on loopback."""
+    """Returns a warning with the ports that others can reach and a remedy, or None on loopback."""
     if is_loopback(at.host):
         return None
     ports = [f"{at.http_port} (HTTP)", f"{at.grpc_port} (gRPC)", f"{at.metrics_port} (metrics)"]
@@ -28,7 +28,7 @@ def warning(settings: ServerSettings, at: Endpoint, openai_address: str | None) 
 
 
 def idle_key(settings: ServerSettings, openai_address: str | None) -> str | None:
-    """Names the remedy for an API key where nothing asks for it, else None."""
+    """Returns a warning for an API key that no port asks for, or None."""
     if openai_address is not None or not _keyed(settings):
         return None
     return (
@@ -38,7 +38,7 @@ def idle_key(settings: ServerSettings, openai_address: str | None) -> str | None
 
 
 def visible_key(settings: ServerSettings, arguments: Sequence[str]) -> str | None:
-    """Names the remedy for a control key in this program's arguments, else None."""
+    """Returns a warning for a control key in this program's arguments, or None."""
     key = settings.control_key
     if key is None or not any(key in word for word in arguments):
         return None
@@ -53,7 +53,7 @@ def _keyed(settings: ServerSettings) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address or host name."""
+    """Whether an address or host name is reachable from this machine only."""
     try:
         return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Command-line flags from the settings classes, so that each field is described once."""
+"""Makes command-line flags from the settings classes, so that each field is described once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusewire.serving.environment import variable
 from fusewire.serving.setting import group, limits
 
 GROUPS = ("server", "model", "batching", "generation", "security", "logging")
-# The settings of `serve` that `doctor` looks at.
+# The settings of `serve` that `doctor` examines.
 EXAMINED = {"host", "http_port", "grpc_port", "metrics_port", "openai_port", "tritonserver"}
 _UNITS = {
     "_port": "PORT",
@@ -31,9 +31,10 @@ _UNITS = {
 def with_flags(
     *settings: type[BaseModel], leave_out: Iterable[str] = (), environment: bool = False
 ) -> Callable[..., Any]:
-    """Adds a flag per field of `settings` to a typer command, which gets them as keyword arguments.
+    """Adds a flag per field of `settings` to a typer command, which receives them as keyword
+    arguments.
 
-    A flag that was not given is None, so that the settings class alone knows the default.
+    A flag that is not given is None, so that defaults are only in the settings class.
     `environment`: a flag that is not on the command line is taken from its environment variable.
     """
 
@@ -62,7 +63,8 @@ def with_flags(
 def by_name(
     *settings: type[BaseModel], leave_out: Iterable[str] = ()
 ) -> dict[str, list[FieldInfo]]:
-    """The fields of several classes, which may have one of the same name, in the groups' order."""
+    """Returns the fields of several classes by name, in the order of the groups. Several classes
+    may have a field of the same name."""
     fields: dict[str, list[FieldInfo]] = {}
     for each in settings:
         for name, field in each.model_fields.items():
@@ -72,13 +74,13 @@ def by_name(
 
 
 def given(values: dict[str, Any], *settings: type[BaseModel]) -> dict[str, Any]:
-    """The flags of `settings` that were given."""
+    """Returns the flags of `settings` that were given."""
     fields = {name for each in settings for name in each.model_fields}
     return {name: value for name, value in values.items() if name in fields and value is not None}
 
 
 def spelt(name: str, field: FieldInfo) -> str:
-    """The flag of a field: `--max-length`, `--truncate/--no-truncate`."""
+    """Returns the flag of a field: `--max-length`, `--truncate/--no-truncate`."""
     flag = name.replace("_", "-")
     return f"--{flag}/--no-{flag}" if _boolean(field) else f"--{flag}"
 
@@ -101,21 +103,23 @@ def _flag(name: str, fields: list[FieldInfo], environment: bool) -> inspect.Para
 
 
 def _help(name: str, fields: list[FieldInfo], environment: bool) -> str:
-    """The descriptions of fields of one name, which may be one, then limits and default."""
+    """Returns the descriptions of fields of one name, which may be the same, then limits and
+    default."""
     texts = dict.fromkeys(f"{field.description} {_facts(field)}".strip() for field in fields)
     text = " For generate: ".join(texts)
     return f"{text} [env: {variable(name)}]" if environment else text
 
 
 def default(field: FieldInfo) -> str:
-    """The default as it is written; empty where the description says what holds."""
+    """Returns the default as text; empty where the description explains it."""
     if field.default in (None, PydanticUndefined, ()):
         return ""
     return str(field.default).lower() if _boolean(field) else str(field.default)
 
 
 def values(field: FieldInfo) -> str:
-    """What a field takes: its words or range, else the kind of its value."""
+    """Returns the allowed values of a field: its words or range, otherwise the type of its
+    value."""
     if _boolean(field):
         return "true|false"
     return limits(field) or _kind(field)
@@ -132,7 +136,8 @@ def _boolean(field: FieldInfo) -> bool:
 
 
 def _kind(field: FieldInfo) -> str:
-    """The words that a field takes, as `error|warning`, else the kind of its value."""
+    """Returns the words that a field accepts, such as `error|warning`, otherwise the type of its
+    value."""
     kinds = {field.annotation, *get_args(field.annotation)}
     words = [word for kind in kinds for word in get_args(kind) if isinstance(word, str)]
     numbers = {int: "N", float: "X", Path: "PATH"}

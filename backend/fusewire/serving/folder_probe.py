@@ -1,4 +1,4 @@
-"""Makes the probe of a checkpoint folder, which becomes its entry's warm-up request."""
+"""Makes the probe of a checkpoint folder, which becomes the warm-up request of its entry."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from fusewire.models import blueprint_of, image_folders, read_config, reads_imag
 from fusewire.serving.config import GeneratorSettings, ModelSettings
 from fusewire.serving.probe import ProbeTensor, without_tokenizer
 from fusewire.tasks.sentence_files import SentenceFiles
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import TokenizerFault
 from fusewire.weights import open_folder
 
 _TEXT = "Is this model awake?"
 
 
 def probe(folder: Path, settings: ModelSettings | GeneratorSettings) -> list[ProbeTensor]:
-    """The probe of a checkpoint folder served with these settings, no longer than they allow; empty
-    where the task takes texts and none fits."""
+    """Returns the probe of a checkpoint folder served with these settings, within their length
+    limit. Empty where the task takes texts and none fits."""
     task = settings.task
     if isinstance(settings, GeneratorSettings):
         return without_tokenizer(task)
@@ -42,7 +43,7 @@ def probe(folder: Path, settings: ModelSettings | GeneratorSettings) -> list[Pro
 
 
 def _image(folder: Path, task: str) -> list[ProbeTensor]:
-    """An image of one patch, and where the model has no labels of its own one to choose."""
+    """Returns an image of one patch and, where the model has no labels of its own, one label."""
     side = image_folders.patches_of(folder).size
     pixels = ProbeTensor("pixel_values", (0.0,) * (3 * side * side))
     zero_shot = task == "label" and image_folders.parts_of(folder, task).zero_shot
@@ -50,7 +51,7 @@ def _image(folder: Path, task: str) -> list[ProbeTensor]:
 
 
 def _texts(tokenizer: Tokenizer, task: str) -> tuple[tuple[str, ...], ...]:
-    """Texts or pairs for a task, the longest first."""
+    """Returns texts or pairs for a task, the longest first."""
     if task == "answer":
         return ("Who?", "Ada."), ("a", "b")
     if task != "fill":
@@ -63,7 +64,7 @@ def _texts(tokenizer: Tokenizer, task: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _tokens(tokenizer: Tokenizer, *texts: str) -> int:
-    """Tokens of a text or pair; 0 of one that the tokenizer cannot read."""
+    """Returns the number of tokens of a text or pair, 0 where the tokenizer fails."""
     text: Any = texts if len(texts) > 1 else texts[0]
     try:
         (encoding,) = tokenizer.encode([text], offsets=False)

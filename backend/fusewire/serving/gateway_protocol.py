@@ -1,9 +1,9 @@
-"""What the supervisor and the process of the OpenAI endpoint send each other: JSON objects, a line
-each.
+"""The messages between the supervisor and the process of the OpenAI endpoint: JSON objects, one per
+line.
 
 To the process, on its stdin: a Configuration, then the messages `open`, `lost` and `close`. From
-it, on the pipe that is its stdout at the start: the events `alive`, `left_out` and `loaded` of a
-model, `ready` and `error`.
+the process, on the pipe that is its stdout at the start: the events `alive`, `left_out` and
+`loaded` of a model, `ready` and `error`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fusewire.serving.endpoint import Endpoint
 from fusewire.serving.setting import secrets
 
 ALIVE_EVERY_S = 1.0
-# After the time for requests in flight, for their errors to reach clients that read.
+# Time after the limit for requests in flight, in which their errors reach clients.
 REFUSAL_S = 2
 
 
 class ModelSource(BaseModel):
-    """What a model is loaded from: its version folder, and its configuration in Triton's JSON."""
+    """The version folder that a model is loaded from, and its configuration in Triton's JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,9 +33,9 @@ class ModelSource(BaseModel):
 
 
 class Configuration(BaseModel):
-    """`supervisor`: its process id. `listener`: the file descriptor of the socket, which is bound.
-    `endpoint`: Triton's. `models`: all of the server's. `sources`: of those with a version folder,
-    by name."""
+    """`supervisor`: its process id. `listener`: the file descriptor of the bound socket.
+    `endpoint`: that of Triton. `models`: all models of the server. `sources`: those of the models
+    with a version folder, by name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,12 +47,12 @@ class Configuration(BaseModel):
     settings: ServerSettings
 
     def line(self) -> bytes:
-        """The configuration in one line, without the control key, which the endpoint has no use
-        for."""
+        """Returns the configuration as one line, without the control key, which the endpoint does
+        not use."""
         hidden = {"settings": set(secrets(ServerSettings))}
         return self.model_dump_json(exclude=hidden).encode() + b"\n"
 
 
 def line(event: str, **fields: Any) -> bytes:
-    """A message or event."""
+    """Returns a message or event as one line."""
     return json.dumps({"event": event, **fields}).encode() + b"\n"

@@ -1,8 +1,8 @@
-"""Where the server program is, and whether it fits this Python.
+"""Locates the server program, and checks that it fits this Python.
 
-Two are known: the official image's /opt/tritonserver, and the one inside the `nvidia-pytriton`
-wheel. Both run Python backends in a stub that is linked against one version of libpython, which
-must be the version that fusewire runs on, and that may be too old for the numpy beside it.
+There are two: /opt/tritonserver of the official image, and the one in the `nvidia-pytriton` wheel.
+Both run Python backends in a stub that is linked against one version of libpython, which must be
+the version that fusewire runs on. The stub may also be too old for the installed numpy.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ INSTALL = "install it with Python 3.11 or 3.12: pip install 'fusewire[server]'"
 
 @dataclass(frozen=True)
 class Installation:
-    """A tritonserver program and what its Python backends need."""
+    """A tritonserver program, and what its Python backends need."""
 
     tritonserver: Path
     python_backend: Path  # folder of libtriton_python.so
     stub: Path
     libraries: tuple[Path, ...]  # for LD_LIBRARY_PATH
-    origin: str  # for people
+    origin: str  # for messages
 
 
 def find(tritonserver: Path | None = None) -> Installation:
-    """The given program's installation, else the image's, else the wheel's."""
+    """Returns the installation of the given program, otherwise that of the image, otherwise that of
+    the wheel."""
     if tritonserver is not None:
         if not tritonserver.is_file():
             raise ConfigurationError(
@@ -64,7 +65,7 @@ def _wheel() -> Installation:
         raise ConfigurationError(
             f"tritonserver: found none on this machine for Python {_PYTHON}; {INSTALL}"
         ) from None
-    # Located, not imported: its package starts threads and wants more libraries than the server.
+    # Located, not imported: the package starts threads and needs more libraries than the server.
     root = Path(str(distribution.locate_file("pytriton"))) / "tritonserver"
     return Installation(
         root / "bin" / "tritonserver",
@@ -97,10 +98,11 @@ def _checked(installation: Installation) -> Installation:
 
 
 def check_numpy(stub: Path) -> None:
-    """ConfigurationError where the stub would send every answer empty, without an error of its own.
+    """Raises ConfigurationError where the stub would send every answer empty, without an error of
+    its own.
 
-    Stubs of Triton 24.10 and before are built with a pybind11 that takes numpy 2 arrays for empty.
-    Those import numpy.core.multiarray by this name; later ones put the name together.
+    Stubs of Triton 24.10 and before are built with a pybind11 that treats numpy 2 arrays as empty.
+    Their binary contains the name numpy.core.multiarray; later ones compose the name at run time.
     """
     version = importlib.metadata.version("numpy")
     if int(version.split(".")[0]) >= 2 and b"numpy.core.multiarray" in stub.read_bytes():
@@ -111,7 +113,7 @@ def check_numpy(stub: Path) -> None:
 
 
 def _libpython() -> tuple[Path, ...]:
-    """The folder of libpython, unless the system's loader knows where it is anyway."""
+    """Returns the folder of libpython, or nothing where the system's loader finds it anyway."""
     folder = sysconfig.get_config_var("LIBDIR")
     library = sysconfig.get_config_var("INSTSONAME")
     if folder and library and (Path(folder) / library).is_file() and ".so" in library:

@@ -1,8 +1,8 @@
-"""Devices of a model's instances as config.pbtxt and Triton have them.
+"""The devices of a model's instances, in the notation of config.pbtxt and Triton.
 
-Of the kinds, KIND_MODEL has no meaning here and is rejected. KIND_AUTO, also that of a file without
-instance groups, is settled by Triton before the model is loaded: on GPUs where there are any, else
-on the CPU, and so even where the file names a GPU that is missing.
+KIND_MODEL has no meaning here and is rejected. KIND_AUTO, which also applies to a file without
+instance groups, is resolved by Triton before the model is loaded: GPUs if there are any, otherwise
+the CPU, even where the file names a GPU that does not exist.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ GPU = "KIND_GPU"
 
 
 def check(name: str, kind: str, gpus: Sequence[int]) -> None:
-    """ConfigurationError for an instance group that this build or machine has no device for.
+    """Raises ConfigurationError for an instance group for which this build or machine has no
+    device.
 
-    No `gpus`: any.
+    Empty `gpus`: any GPU.
     """
     if kind not in (AUTO, CPU, GPU):
         raise ConfigurationError(
@@ -51,21 +52,22 @@ def check(name: str, kind: str, gpus: Sequence[int]) -> None:
 
 
 def instances(groups: Iterable[Mapping[str, Any]]) -> int:
-    """How many instances the groups of a model have, which are as Triton's JSON has them."""
+    """Returns the number of instances in a model's instance groups, which are in Triton's JSON."""
     return sum(int(each.get("count", 1)) * max(1, len(each.get("gpus", ()))) for each in groups)
 
 
 def of_instance(name: str, kind: str, device_id: str) -> str:
-    """Where an instance computes: `kind`, without KIND_, and `device_id` as Triton tells them."""
+    """Returns the device of an instance. `kind`, without KIND_, and `device_id` are those that
+    Triton passes."""
     kind = f"KIND_{kind}"
     check(name, kind, [int(device_id)] if kind == GPU else [])
-    if kind == AUTO:  # no Triton that we know leaves it unsettled
+    if kind == AUTO:  # known versions of Triton always resolve it
         return devices.one_device("auto")
     return f"cuda:{device_id}" if kind == GPU else "cpu"
 
 
 def described(kind: str, gpus: Sequence[int]) -> str:
-    """Where Triton puts a group's instances, as operators say it."""
+    """Returns the devices of a group's instances in the notation of --device."""
     if kind not in (AUTO, GPU) or (kind == AUTO and not devices.found()):
         return "cpu"
     return f"cuda:{','.join(map(str, gpus))}" if gpus else "every GPU"

@@ -1,6 +1,6 @@
-"""Log lines of `fusewire serve`: as text, or as one JSON object a line.
+"""Log lines of `fusewire serve`: as text, or as one JSON object per line.
 
-A record may carry `extra={"fields": {…}}`, values for machines that follow its message.
+A record may have `extra={"fields": {…}}`, values for machines that follow its message.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LEVELS = {
     "info": logging.INFO,
     "verbose": logging.DEBUG,
 }
-_MOST_WAITING = 10_000  # records, while nobody reads the log
+_MOST_WAITING = 10_000  # records, while the log is not read
 _FINISH_S = 1.0
-# As in "W1122 15:21:29.103917 4711 model.cc:12] words"; lines that follow it have no beginning.
+# Matches "W1122 15:21:29.103917 4711 model.cc:12] words". Further lines of an entry have no prefix.
 _TRITON_LINE = re.compile(r"^([IWEF])\d{4} [\d:.]+ \d+ (\S+:\d+)\] ?(.*)$")
 _OF_LETTER = {
     "I": logging.INFO,
@@ -69,8 +69,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class LogConsole(Console):
-    """Writes each line whole and as it is, and nothing more once nobody reads it: rich would end
-    the thread that writes."""
+    """Writes each line whole and unchanged, and nothing after a broken pipe, for which rich would
+    end the writing thread."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
@@ -80,14 +80,15 @@ class LogConsole(Console):
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes above whatever status a console shows."""
+    """Writes above the status that a console shows."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
 
     def createLock(self) -> None:
-        """None: a single thread writes, and logging would wait for it at the program's end."""
+        """Creates no lock: a single thread writes, and logging would wait for the lock when the
+        program ends."""
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -98,7 +99,8 @@ class ConsoleHandler(logging.Handler):
 
 
 class BoundedQueueHandler(QueueHandler):
-    """Never waits for whoever reads the log: drops and counts the records that find no place."""
+    """Never waits for the reader of the log: drops and counts the records for which the queue is
+    full."""
 
     def __init__(self, records: queue.Queue[logging.LogRecord]) -> None:
         super().__init__(records)
@@ -106,7 +108,7 @@ class BoundedQueueHandler(QueueHandler):
         self._dropped = 0
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record  # as it is, since it stays in this process
+        return record  # unchanged, since it stays in this process
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
@@ -123,8 +125,8 @@ class BoundedQueueHandler(QueueHandler):
 
 @contextlib.contextmanager
 def written(log_format: LogFormat, level: LogLevel, console: Console) -> Iterator[None]:
-    """Writes the log of this process to the console, which must not wrap lines, from a thread of
-    its own. Reports of `serve` and its watchdog and the access log pass at every level."""
+    """Writes the log of this process to the console, which must not wrap lines, from a separate
+    thread. Reports of `serve`, its watchdog and the access log are written at every level."""
     shown = ConsoleHandler(console)
     shown.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     records: queue.Queue[logging.LogRecord] = queue.Queue(_MOST_WAITING)
@@ -147,18 +149,18 @@ def written(log_format: LogFormat, level: LogLevel, console: Console) -> Iterato
 
 
 def _finish(records: queue.Queue[logging.LogRecord], writer: QueueListener) -> None:
-    """Writes what is left, if it is read in time."""
+    """Writes the remaining records, if they are read in time."""
     until = time.monotonic() + _FINISH_S
     while records.unfinished_tasks and time.monotonic() < until:
         time.sleep(0.01)
     if not records.unfinished_tasks:
         writer.stop()
-    else:  # the interpreter would wait for the thread when it flushes stderr at its end
+    else:  # at exit the interpreter would flush stderr, and wait for the thread
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def triton_line(letter: str, line: str) -> None:
-    """Logs a line of tritonserver's; `letter`: the level of the line it belongs to."""
+    """Logs a line of tritonserver. `letter`: the level of the entry that the line belongs to."""
     begins = _TRITON_LINE.match(line)
     fields = {"source": begins[2]} if begins else {}
     message = begins[3] if begins else line
@@ -166,7 +168,7 @@ def triton_line(letter: str, line: str) -> None:
         with contextlib.suppress(ValueError):
             message = str(json.loads(message))
     if not message:
-        return  # around its tables
+        return  # empty lines around its tables
     TRITONSERVER.log(_OF_LETTER.get(letter, logging.INFO), "%s", message, extra={"fields": fields})
 
 

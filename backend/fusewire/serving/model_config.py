@@ -1,4 +1,4 @@
-"""config.pbtxt: written from the task's contract and the settings, read back with checks."""
+"""Writes config.pbtxt from the task's contract and the settings, and reads it back with checks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def model_config(
     images: bool = False,
     decoder: bool = False,
 ) -> Any:
-    """The ModelConfig message of a model. `probe` becomes the warm-up request. `images`: of a
-    folder of images. `decoder`: of one that has no encoder."""
+    """Returns the ModelConfig message of a model. `probe` becomes the warm-up request. `images`:
+    for a folder of images. `decoder`: for a model without an encoder."""
     generates = settings.task in GENERATING
     inputs, outputs = contract(settings.task, images=images, decoder=decoder)
     config = model_config_pb2.ModelConfig(
@@ -51,11 +51,11 @@ def model_config(
         ],
     )
     config.version_policy.latest.num_versions = deployment.versions_served
-    if generates:  # the engine batches; a request has as many responses as steps
+    if generates:  # the engine batches, and each step may give a response
         config.model_transaction_policy.decoupled = True
     else:
-        # No queue policy: it turns prefetching off and stalls the batcher; admission is the
-        # engine's.
+        # No queue policy: it disables prefetching and stalls the batcher. The engine controls
+        # admission.
         config.dynamic_batching.max_queue_delay_microseconds = deployment.queue_delay_us
     gpus = devices.gpus_of(deployment.device)
     word = instance_group.GPU if gpus else instance_group.CPU
@@ -74,18 +74,19 @@ def model_config(
 
 
 def as_json(config: Any) -> dict[str, Any]:
-    """The message as Triton has it in JSON."""
+    """Returns the message in Triton's JSON."""
     return json_format.MessageToDict(config, preserving_proto_field_name=True)
 
 
 def of_json(config: Mapping[str, Any]) -> Any:
-    """The message of Triton's JSON; what this version of the protocol does not know is left out."""
+    """Returns the message of Triton's JSON. Fields that this version of the protocol lacks are
+    dropped."""
     message = model_config_pb2.ModelConfig()
     return json_format.ParseDict(dict(config), message, ignore_unknown_fields=True)
 
 
 def chosen_versions(config: Any, versions: Iterable[int]) -> set[int]:
-    """The versions that Triton loads, of those that there are."""
+    """Returns the versions that Triton loads, out of the existing ones."""
     policy = config.version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":
@@ -96,12 +97,13 @@ def chosen_versions(config: Any, versions: Iterable[int]) -> set[int]:
 
 
 def write(config: Any, path: Path) -> None:
-    """Writes the message as text; the same message gives the same bytes."""
+    """Writes the message as text. Equal messages give equal bytes."""
     path.write_text(_HEADER + text_format.MessageToString(config), encoding="utf-8")
 
 
 def read(path: Path) -> Any:
-    """The ModelConfig message of a file; ConfigurationError names the line at fault."""
+    """Returns the ModelConfig message of a file. Raises ConfigurationError with the invalid
+    line."""
     name = f"{path.parent.name}/{path.name}"
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
@@ -112,7 +114,8 @@ def read(path: Path) -> Any:
 
 
 def check(config: Any, name: str) -> ModelSettings | GeneratorSettings:
-    """The settings of a fusewire model's message, all of it checked that loading depends on."""
+    """Returns the settings of a fusewire model, after checking everything that loading depends
+    on."""
     settings = settings_of(
         {key: {"string_value": value.string_value} for key, value in config.parameters.items()}
     )
@@ -123,20 +126,20 @@ def check(config: Any, name: str) -> ModelSettings | GeneratorSettings:
 
 
 def places(config: Any) -> str:
-    """The devices of a model's instances, as text."""
+    """Returns the devices of a model's instances, as text."""
     words = (instance_group.described(kind, gpus) for kind, gpus in _groups(config))
     return " and ".join(dict.fromkeys(words))
 
 
 def settings_of(parameters: Any) -> ModelSettings | GeneratorSettings:
-    """A model's settings from the `parameters` of its configuration (as Triton's JSON has it)."""
+    """Returns a model's settings from the `parameters` of its configuration in Triton's JSON."""
     settings = model_settings({key: value["string_value"] for key, value in parameters.items()})
     contract(settings.task)
     return settings
 
 
 def _groups(config: Any) -> list[tuple[str, list[int]]]:
-    """(kind, GPUs) of each instance group."""
+    """Returns (kind, GPUs) of each instance group."""
     name_of = model_config_pb2.ModelInstanceGroup.Kind.Name
     groups = [(str(name_of(group.kind)), list(group.gpus)) for group in config.instance_group]
     return groups or [(instance_group.AUTO, [])]

@@ -1,7 +1,8 @@
-"""A tiny request that a model must be able to answer: as it is sent, and as its entry stores it.
+"""A tiny request that a model must be able to answer: in the form in which it is sent, and in which
+its entry stores it.
 
-The supervisor loads no tokenizer, as a hostile one could hold it up: what a probe says was found
-out when the entry was written (folder_probe.py).
+The supervisor loads no tokenizer, as a malicious one could block it. So the content of a probe is
+determined when the entry is written (folder_probe.py).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from pathlib import Path
 
 from fusewire.tasks.contract import ENCODER_INPUTS, GENERATING, TRANSCRIBE, contract
 
-PARAMETER = "watchdog_probe"  # true in the request parameters of one: no metric counts it
+PARAMETER = "watchdog_probe"  # request parameter, true in a probe: metrics do not count it
 WARMUP = "warmup"  # the folder of an entry with the warm-up request, which is the probe
-# One step, before those that wait: a model that has much to do is no model that hangs.
-# Nor does it wait for as many slots as the folder has beams.
+# One step, before waiting requests, because a busy model must not count as hung. One beam, so that
+# it does not wait for as many slots as the folder's default has beams.
 _ONE_STEP = json.dumps(
     {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "priority": -1000}
 )
-_LENGTH_BYTES = 4  # of a text, in the files of the warm-up request
-# How `struct` spells numbers there.
+_LENGTH_BYTES = 4  # of a text's length in the files of the warm-up request
+# dtype -> format character of `struct`.
 _SPELLED = {"TYPE_INT64": "q", "TYPE_FP32": "f"}
 _PROTOCOL = {"TYPE_STRING": "BYTES", "TYPE_INT64": "INT64", "TYPE_FP32": "FP32"}
 _CHANNELS = 3
@@ -30,15 +31,15 @@ _CHANNELS = 3
 
 @dataclass(frozen=True)
 class ProbeTensor:
-    """One input of the probe, without the batch dimension of one that an encoder's has. Texts, ids,
-    samples of sound, or the pixel values of a square image."""
+    """One input of the probe, without the batch dimension that an encoder's inputs have: texts,
+    ids, samples of audio, or the pixel values of a square image."""
 
     name: str
     values: tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
     @staticmethod
     def stored(name: str, raw: bytes, dtype: str) -> ProbeTensor:
-        """The input whose bytes these are; see `raw`."""
+        """Returns the input with these bytes, which are those of `raw`."""
         if dtype in _SPELLED:
             numbers = struct.iter_unpack(f"<{_SPELLED[dtype]}", raw)
             return ProbeTensor(name, tuple(number for (number,) in numbers))
@@ -51,7 +52,7 @@ class ProbeTensor:
 
     @property
     def dtype(self) -> str:
-        """As config.pbtxt spells it."""
+        """The dtype in the notation of config.pbtxt."""
         kinds = {str: "TYPE_STRING", int: "TYPE_INT64", float: "TYPE_FP32"}
         return kinds[type(self.values[0])]
 
@@ -68,14 +69,15 @@ class ProbeTensor:
         return [_CHANNELS, side, side]
 
     def raw(self) -> bytes:
-        """The bytes of a Triton warm-up data file: little-endian; strings with their lengths."""
+        """Returns the bytes of a Triton warm-up data file: little-endian, strings with their
+        lengths."""
         if not self.texts:
             return struct.pack(f"<{len(self.values)}{_SPELLED[self.dtype]}", *self.values)
         encoded = [str(value).encode() for value in self.values]
         return b"".join(len(text).to_bytes(_LENGTH_BYTES, "little") + text for text in encoded)
 
     def json(self) -> dict[str, object]:
-        """As the KServe v2 protocol writes an input, with the batch dimension."""
+        """Returns the input in KServe v2 JSON, with the batch dimension."""
         return {
             "name": self.name,
             "shape": [1, *self.dims],
@@ -86,14 +88,14 @@ class ProbeTensor:
 
 @dataclass(frozen=True)
 class Probe:
-    """The probe's inputs and how they are sent over HTTP."""
+    """The probe's inputs, and how they are sent over HTTP."""
 
     task: str
     tensors: tuple[ProbeTensor, ...]
 
     @property
     def path(self) -> str:
-        """After the model's: decoupled models answer no `infer`."""
+        """The path after the model's. Decoupled models do not support `infer`."""
         return "generate" if self.task in GENERATING else "infer"
 
     def json(self) -> dict[str, object]:
@@ -106,7 +108,8 @@ class Probe:
 
 
 def stored_probe(entry: Path, task: str) -> list[ProbeTensor]:
-    """The probe of a repository entry: its warm-up request, else what needs no tokenizer."""
+    """Returns the probe of a repository entry: its warm-up request, otherwise one without a
+    tokenizer."""
     stored = []
     for tensor in contract(task)[0] if task in GENERATING else ENCODER_INPUTS:
         path = entry / WARMUP / tensor.name
@@ -116,8 +119,8 @@ def stored_probe(entry: Path, task: str) -> list[ProbeTensor]:
 
 
 def without_tokenizer(task: str) -> list[ProbeTensor]:
-    """The probe of a model by token ids, or by a sample of sound; empty where the task takes texts
-    alone."""
+    """Returns a probe of token ids, or of one sample of audio; empty where the task takes only
+    texts."""
     if task == TRANSCRIBE:
         return [ProbeTensor("samples", (0.0,)), ProbeTensor("sampling_parameters", (_ONE_STEP,))]
     if task in GENERATING:

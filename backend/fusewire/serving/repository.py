@@ -2,8 +2,8 @@
 
 An entry is `NAME/config.pbtxt`, `NAME/warmup/` (the warm-up request) and `NAME/VERSION/`, which is
 the checkpoint folder. It is copied (only the files that serving reads, links resolved, none from
-outside the folder), or the version folder is one symbolic link to the checkpoint folder: then
-nothing is duplicated, and the rule that no file may lead out of the folder still holds inside it.
+outside the folder), or the version folder is a symbolic link to the checkpoint folder. With a link
+nothing is duplicated, and the rule that no file may lead out of the folder still applies inside it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def import_folder(
 ) -> Path:
     """Writes the entry of a checkpoint folder into a repository and returns its path.
 
-    `name`: the folder's, if not given. `settings`: fields of ModelSettings, or GeneratorSettings
+    `name`: default is the folder's. `settings`: fields of ModelSettings, or of GeneratorSettings
     for `generate`; the task may be left out. An existing version is a ConfigurationError unless
     `replace`. The device need not be on this machine: `check` looks for it before a server starts.
     """
-    # With them come tokenizers and jinja2, which the supervisor never loads.
+    # These import tokenizers and jinja2, which the supervisor never loads.
     from fusewire.serving.folder_probe import probe
     from fusewire.tasks.check_files import check_files
 
@@ -151,7 +151,7 @@ def import_folder(
 
 
 def checked_name(name: str) -> str:
-    """The name, or a ConfigurationError when it cannot be a model's."""
+    """Returns the name. Raises ConfigurationError when it is not valid for a model."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigurationError(
             f"name: got {name[:80]!r}, wanted letters, digits, '.', '_' and '-', not beginning "
@@ -161,21 +161,21 @@ def checked_name(name: str) -> str:
 
 
 def default_name(folder: Path) -> str:
-    """The name of a model that is given none: its folder's, of a link the link's; on Hugging Face,
-    its id's last part."""
+    """Returns the default name of a model: that of its folder, or of a link to it; for Hugging Face
+    the last part of its id."""
     named = Path(os.path.abspath(folder))
-    if named.parent.name == "snapshots":  # of the cache: models--OWNER--NAME/snapshots/COMMIT
+    if named.parent.name == "snapshots":  # in the cache: models--OWNER--NAME/snapshots/COMMIT
         return checked_name(named.parent.parent.name.split("--")[-1])
     return checked_name(named.name)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is a model to be imported rather than a repository of models."""
+    """Whether a folder is a model to import rather than a repository of models."""
     return (path / "config.json").exists()
 
 
 def entries(repository: Path) -> Iterator[Path]:
-    """The models of a repository, by name."""
+    """Yields the models of a repository in the order of their names."""
     if not repository.is_dir():
         raise ConfigurationError(
             f"{repository}: no such folder; give a model repository or a Hugging Face model folder"
@@ -186,10 +186,11 @@ def entries(repository: Path) -> Iterator[Path]:
 
 
 def unimported(repository: Path) -> list[str]:
-    """Folders of a repository that hold models and no config.pbtxt: nothing serves them."""
+    """Returns the folders of a repository that have models but no config.pbtxt, and so are not
+    served."""
     found = []
     for path in sorted(repository.iterdir()):
-        with suppress(OSError):  # not ours to read
+        with suppress(OSError):  # no permission to read it
             model = path.is_dir() and (is_checkpoint(path) or bool(versions(path)))
             if model and not (path / CONFIG).is_file():
                 found.append(path.name)
@@ -197,7 +198,7 @@ def unimported(repository: Path) -> list[str]:
 
 
 def entry(repositories: Sequence[Path], model: str) -> Path:
-    """The repository entry of a model."""
+    """Returns the repository entry of a model."""
     for path in repositories:
         if (path / model / CONFIG).is_file():
             return path / model
@@ -205,26 +206,26 @@ def entry(repositories: Sequence[Path], model: str) -> Path:
 
 
 def versions(entry: Path) -> list[Path]:
-    """The version folders of an entry that hold a model, oldest first."""
+    """Returns the version folders of an entry that have a model, oldest first."""
     folders = [path for path in entry.iterdir() if path.name.isdigit() and is_checkpoint(path)]
     return sorted(folders, key=lambda path: int(path.name))
 
 
 def quantized_as(folder: Path) -> str | None:
-    """The quant_method of a model folder, None where its weights are not quantised."""
+    """Returns the quant_method of a model folder, or None where its weights are not quantised."""
     return quant_method(read_config(folder))
 
 
 def served_version(entry: Path) -> Path | None:
-    """The version folder that answers where a request names none: the newest that the version
-    policy chooses. None where there is none."""
+    """Returns the version folder that answers requests without a version: the newest one that the
+    version policy selects. None without one."""
     folders = {int(path.name): path for path in versions(entry)}
     chosen = model_config.chosen_versions(model_config.read(entry / CONFIG), folders)
     return folders[max(chosen)] if chosen else None
 
 
 def takes_ids_only(entry: Path) -> bool:
-    """Whether the model that is served is ours and has no tokenizer."""
+    """Whether the served model is one of fusewire and has no tokenizer."""
     if model_config.read(entry / CONFIG).backend != model_config.BACKEND:
         return False
     folder = served_version(entry)
@@ -234,8 +235,8 @@ def takes_ids_only(entry: Path) -> bool:
 
 
 def check(repository: Path) -> tuple[list[str], list[str]]:
-    """Checks the entries of a repository; returns the names of those that can be loaded, and of
-    those of ours without weights (model_repository/ is committed without them)."""
+    """Checks the entries of a repository. Returns the names of those that can be loaded, and of
+    those of fusewire without weights (model_repository/ is committed without them)."""
     names, empty = [], []
     for entry in entries(repository):
         checked_name(entry.name)
@@ -254,11 +255,12 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
 
 
 def without_use(folder: Path, task: object, settings: frozenset[str]) -> frozenset[str]:
-    """The settings among these that a model folder has no use for. `task` None: the folder's."""
+    """Returns those of these settings that a model folder does not use. `task` None: the folder's
+    task."""
     try:
         config = read_config(folder)
         does = tasks_of(config) if task is None else str(task)
-    except CheckpointError:  # it is refused where it is imported
+    except CheckpointError:  # it is refused when it is imported
         return settings
     images = reads_images(config)
     return frozenset(each for each in settings if not has_use_for(does, each, images=images))

@@ -1,4 +1,4 @@
-"""Which files of a model folder serving reads: these are copied into a repository."""
+"""Selects the files of a model folder that serving reads. These are copied into a repository."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text.tokenizer_files import MERGES, SENTENCEPIECE_FILES
 from fusewire.weights.folder import file_in, weight_files
 
-# The JSON files that serving reads lie in the folder or one level below (1_Pooling/config.json).
+# The JSON files that serving reads are in the folder or one level below (1_Pooling/config.json).
 _DESCRIPTIONS = ("*.json", "*/*.json", "chat_template.jinja", MERGES, *SENTENCEPIECE_FILES)
 _DESCRIPTION_LIMIT = 200
 
 
 def served_files(source: Path, task: str) -> dict[str, Path]:
-    """Name in the entry -> real file, of all that serving the task reads."""
+    """Returns name in the entry -> real file, for all files that serving the task reads."""
     weights = [*weight_files(source)]
     if task == "embed":
         weights += [weight_file(dense) for dense in SentenceFiles.read(source).dense]
@@ -25,7 +25,8 @@ def served_files(source: Path, task: str) -> dict[str, Path]:
 
 
 def descriptions(source: Path) -> dict[str, Path]:
-    """The same of all that is not weights; CheckpointError where there are too many."""
+    """Returns the same for all files other than weights. Raises CheckpointError where there are too
+    many."""
     names = [
         path.relative_to(source).as_posix()
         for pattern in _DESCRIPTIONS

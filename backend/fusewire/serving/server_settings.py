@@ -84,9 +84,9 @@ class ServerSettings(StrictSettings):
     )
     allowed_hosts: str | None = Field(
         default=None,
-        description="Host names and addresses, with commas between them, by which the OpenAI "
-        "endpoint may be called (headers Host and Origin); '*': any. Default: on loopback the "
-        "names and addresses of this machine, else any.",
+        description="Host names and addresses, separated by commas, by which the OpenAI endpoint "
+        "may be called (headers Host and Origin); '*': any. Default: on loopback the names and "
+        "addresses of this machine, otherwise any.",
         json_schema_extra={"group": "security"},
     )
     access_log: bool = Field(
@@ -134,9 +134,9 @@ class ServerSettings(StrictSettings):
     memory_limit_mib: int | None = Field(
         default=None,
         ge=256,
-        description="Memory in MiB that the process of tritonserver itself may take, without its "
-        "models' processes; beyond it the watchdog restarts it, as one request can let it take "
-        "tens of gigabytes. Default: half of the machine's memory, or of its cgroup's limit.",
+        description="Memory in MiB that the process of tritonserver itself may use, without its "
+        "models' processes; beyond it the watchdog restarts it, as a single request can make it "
+        "use tens of gigabytes. Default: half of the machine's memory, or of its cgroup's limit.",
         json_schema_extra={"group": "security"},
     )
     control_key: str | None = Field(

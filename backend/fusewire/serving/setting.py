@@ -1,4 +1,5 @@
-"""What is said of a setting beside its description: its group, its limits, whether it is secret."""
+"""The properties of a setting beside its description: its group, its limits, whether it is
+secret."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from pydantic.fields import FieldInfo
 
 
 def group(field: FieldInfo) -> str:
-    """The section of the help that lists the field; `model` for one that names none."""
+    """Returns the section of the help that lists the field; `model` by default."""
     return str(_extra(field).get("group", "model"))
 
 
 def secrets(settings: type[BaseModel]) -> list[str]:
-    """The fields whose values are never printed, logged or passed to other programs."""
+    """Returns the fields whose values are never printed, logged or passed to other programs."""
     return [name for name, field in settings.model_fields.items() if _extra(field).get("secret")]
 
 
 def limits(field: FieldInfo) -> str:
-    """The range of a number: `1 to 64`, `at least 1`, `above 0`; empty where there is none."""
+    """Returns the range of a number: `1 to 64`, `at least 1`, `above 0`; empty without one."""
     least = most = above = None
     for limit in field.metadata:
         if isinstance(limit, annotated_types.Ge):

@@ -1,5 +1,4 @@
-"""What the client answers to each task, as `fusewire ask` shows it: lines for people, records for
-machines."""
+"""The answers to each task as `fusewire ask` shows them: lines for people, records for machines."""
 
 from __future__ import annotations
 
@@ -13,18 +12,19 @@ from fusewire.errors import ConfigurationError, counted
 
 Shown = tuple[list[str], list[dict[str, Any]]]  # lines, records
 
-# The tasks whose answer is a text, which can come in pieces.
+# The tasks whose answer is a text, which can be streamed.
 STREAMED = ("generate", "chat", "translate", "summarise", "transcribe")
 
 
 def generated(client: Any, task: str, text: str, /, **arguments: Any) -> Any:
-    """What the client gives for one text, one message to chat with, or one file of sound."""
+    """Returns the client's answer for one text, one message to chat with, or one audio file."""
     given = [{"role": "user", "content": text}] if task == "chat" else text
     return _asked(getattr(client, task), given, **arguments)
 
 
 def _asked(method: Callable[..., Any], /, *inputs: Any, **parameters: Any) -> Any:
-    """The client's answer; parameters named as what `ask` itself hands over are refused."""
+    """Returns the client's answer. Raises ConfigurationError for parameters that `ask` passes
+    itself."""
     try:
         inspect.signature(method).bind(*inputs, **parameters)
     except TypeError as error:
@@ -148,9 +148,9 @@ def _generated(
     lines, records = [], []
     for text in texts:
         found = generated(client, task, text, details=True, **parameters)
-        several = found if isinstance(found, list) else [found]  # where n is given
+        several = found if isinstance(found, list) else [found]  # with n
         outputs = [one.text for one in several]
-        scores = [one.score for one in several if one.score is not None]  # of beams
+        scores = [one.score for one in several if one.score is not None]  # of beam search
         lines += outputs
         record = {"text": text, "output": outputs if found is several else outputs[0]}
         if scores:
@@ -167,7 +167,7 @@ def _generated(
 
 
 def _tokens(logprobs: list[Any]) -> list[Any]:
-    """The alternatives of each token, by token id; null for a prompt's first."""
+    """Returns the alternatives of each token by token id; null for a prompt's first token."""
     return [each and {id_: asdict(one) for id_, one in each.items()} for each in logprobs]
 
 
@@ -176,7 +176,8 @@ def _alignment(alignment: Any) -> dict[str, Any]:
 
 
 def _segments(segments: list[Any]) -> list[dict[str, Any]]:
-    """Segments without what was not asked for; a time that no timestamp says is null."""
+    """Returns segments without the fields that were not requested. A time without a timestamp is
+    null."""
     always = ("start", "end")
     return [
         {name: v for name, v in asdict(each).items() if v is not None or name in always}
@@ -184,7 +185,7 @@ def _segments(segments: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
-# What may have come with a text, and how JSON shows it.
+# Fields that may come with a text -> the function that converts them to JSON.
 _DETAILS: dict[str, Callable[[Any], Any]] = {
     "finish_reason": str,
     "usage": asdict,

@@ -1,8 +1,8 @@
-"""The flags that a tritonserver program knows, and those that `fusewire serve` passes on (after
+"""The flags that a tritonserver program has, and which of them `fusewire serve` passes on (after
 `--`) or rejects.
 
-tritonserver takes the last of two equal flags and any unambiguous beginning of one, so a flag that
-fusewire sets is rejected under each of its beginnings.
+tritonserver uses the last of two equal flags and accepts any unambiguous prefix of a flag, so a
+flag that fusewire sets is rejected under each of its prefixes.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ REFUSED = {
     "help": "run the tritonserver program yourself: `fusewire doctor` says where it is",
     "version": "run the tritonserver program yourself: `fusewire doctor` says where it is",
 }
-_REGION = "shm-region-prefix-name"  # of --backend-config=python,…
+_REGION = "shm-region-prefix-name"  # a key of --backend-config=python,…
 
 
 def check(words: Sequence[str]) -> None:
-    """ConfigurationError for a flag that fusewire sets itself, and for what is no flag."""
+    """Raises ConfigurationError for a flag that fusewire sets itself, and for words that are not
+    flags."""
     takes_value = False
     for word in words:
         flag, equals, value = word.partition("=")
@@ -97,8 +98,8 @@ def check(words: Sequence[str]) -> None:
 
 
 def known(installation: Installation) -> frozenset[str]:
-    """The flags of a tritonserver program, without `--`. ConfigurationError where it does not list
-    them."""
+    """Returns the flags of a tritonserver program, without `--`. Raises ConfigurationError where it
+    does not list them."""
     program = installation.tritonserver
     return _known(program, installation.libraries, program.stat().st_mtime_ns)
 
@@ -116,7 +117,7 @@ def _known(program: Path, libraries: tuple[Path, ...], modified_ns: int) -> froz
             text=True,
             errors="replace",
             timeout=_HELP_TIMEOUT_S,
-            check=False,  # it exits with 1
+            check=False,  # --help exits with 1
         )
         text = done.stdout
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""How a version folder of a model repository is written: all of it or nothing."""
+"""Writes a version folder of a model repository, as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fusewire.errors import ConfigurationError
 
 _CHUNK_BYTES = 8 << 20
 
-Progress = Callable[[str, int, int], None]  # file name, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # file name, bytes done, bytes in total
 
 
 @contextmanager
 def removed_on_error(entry: Path) -> Iterator[None]:
-    """Removes `entry` after an error, unless it was there before; an OSError becomes a
+    """Removes `entry` after an error, unless it existed before. An OSError becomes a
     ConfigurationError."""
     found = os.path.lexists(entry)
     try:
@@ -49,8 +49,8 @@ def copy_files(files: dict[str, Path], target: Path, progress: Progress) -> None
 
 
 def replace_version(version: Path, fill: Callable[[Path], None]) -> None:
-    """Builds the version folder aside and moves it into place, so that a reader sees all of it or
-    nothing, and a server that has the old files mapped keeps them."""
+    """Builds the version folder aside and moves it into place, so that a reader never sees part of
+    it, and a server that has mapped the old files keeps them."""
     with tempfile.TemporaryDirectory(dir=version.parent, prefix=".import-") as aside:
         staged = Path(aside) / "staged"
         fill(staged)
@@ -62,7 +62,8 @@ def replace_version(version: Path, fill: Callable[[Path], None]) -> None:
 
 
 def occupied(version: Path) -> bool:
-    """Whether there is more than the placeholder of an entry that is committed without weights."""
+    """Whether a version folder has more than the placeholder of an entry that is committed without
+    weights."""
     if version.is_symlink():
         return True
     return version.exists() and any(path.name != ".gitkeep" for path in version.iterdir())

@@ -1,4 +1,4 @@
-"""SmoothQuant: outliers of activations move into the weights that read them, before a decoder is
+"""SmoothQuant: moves outliers of activations into the weights that read them, before a decoder is
 quantised (Xiao et al., 2023, SmoothQuant: Accurate and Efficient Post-Training Quantization for
 Large Language Models, section 4)."""
 

@@ -1,6 +1,6 @@
-"""Where a decoder can be smoothed: channels that one norm or matrix gives and that only matrices
-read, so that dividing them there and multiplying the columns that read them leaves the function as
-it is."""
+"""Where a decoder can be smoothed: channels that are the output of one norm or matrix and that only
+matrices read. Dividing the channels at their source and multiplying the columns of the matrices
+that read them leaves the function unchanged."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _REMEDY = "leave --smooth out"
 
 @dataclass(frozen=True)
 class Channels:
-    """The inputs of the matrices `readers`: what the norm `source` gives, or the last `size`
-    outputs of the matrix `source`, of which the readers have each `width` `repeats` times, one
-    after the other (values of grouped heads)."""
+    """The inputs of the matrices `readers`: the output of the norm `source`, or the last `size`
+    outputs of the matrix `source`. In the latter case the readers have each `width` of them
+    `repeats` times in a row (values of grouped heads)."""
 
     source: Norm | Dense
     readers: tuple[Dense, ...]
@@ -39,7 +39,7 @@ class Channels:
 
 
 def check_smooth(config: Mapping[str, Any], alpha: float) -> None:
-    """ConfigurationError where `smoothed` would raise it for this config.json or `alpha`."""
+    """Raises ConfigurationError where `smoothed` would raise it for this config.json or `alpha`."""
     if not 0 <= alpha <= 1:
         raise ConfigurationError(f"smooth: got {alpha}, wanted a number in 0..1; 0.5 is usual")
     model_type = config.get("model_type")
@@ -58,8 +58,9 @@ def check_smooth(config: Mapping[str, Any], alpha: float) -> None:
 
 
 def channels_of(blueprint: Blueprint) -> list[Channels]:
-    """The channels of all layers of a decoder. ConfigurationError for one that has no norm in front
-    of its matrices, and for a tensor to be changed that the model uses elsewhere too."""
+    """Returns the channels of all layers of a decoder. Raises ConfigurationError if its matrices do
+    not read the output of a norm, or if the model also uses a tensor elsewhere that would be
+    changed."""
     found = [channels for layer in blueprint.stack.layers for channels in _of_layer(layer)]
     places = Counter(
         name
@@ -81,7 +82,7 @@ def channels_of(blueprint: Blueprint) -> list[Channels]:
 
 
 def first_matrix(sublayer: Attention | FeedForward) -> Dense:
-    """The matrix that reads the sublayer's input."""
+    """Returns the matrix that reads the sublayer's input."""
     return sublayer.qkv if isinstance(sublayer, Attention) else sublayer.intermediate
 
 
@@ -90,7 +91,7 @@ def _of_layer(layer: Layer) -> list[Channels]:
     inside: list[Channels] = []
     for block in layer.blocks:
         sublayer, norm = block.sublayer, block.input_norm
-        assert isinstance(sublayer, Attention | FeedForward)  # decoders read no sources
+        assert isinstance(sublayer, Attention | FeedForward)  # decoders have no cross-attention
         first = first_matrix(sublayer)
         if norm is None:
             raise ConfigurationError(
@@ -104,8 +105,9 @@ def _of_layer(layer: Layer) -> list[Channels]:
 
 
 def _inside(sublayer: Attention | FeedForward) -> list[Channels]:
-    """Attention gives means of values; a gate multiplies ups, which are linear, and a ReLU of a
-    multiple is that multiple."""
+    """Returns the channels between the two matrices of a sublayer. Factors pass through: the output
+    of attention is a weighted mean of values, a gated feed-forward is linear in the up projection,
+    and ReLU commutes with positive factors."""
     first, last = first_matrix(sublayer), sublayer.output
     if isinstance(sublayer, Attention):
         kv_heads = sublayer.kv_heads or sublayer.heads

@@ -1,7 +1,7 @@
-"""Factors of channels, and what they make of the tensors of a checkpoint.
+"""Factors of channels, and the changes of a checkpoint's tensors by them.
 
-Factors are powers of two. So nothing is rounded: of a model without Gemma's norms, all that is
-computed in fp32 keeps its bits, and weights that are stored in bfloat16 keep their format.
+Factors are powers of two, so nothing is rounded: in a model without Gemma's norms, everything that
+is computed in fp32 keeps its bits, and weights that are stored in bfloat16 keep their format.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from fusewire.models.blueprint import Dense, Norm
 from fusewire.smoothing.channels import Channels
 from fusewire.smoothing.maxima import Maxima
 
-_MOST_EXPONENT = 16  # such channels are zeros to int8; no number leaves the range of fp32
+_MOST_EXPONENT = 16  # such channels round to zero in int8, and no value overflows fp32
 
 Exponents = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a tensor: its rows (the numbers of a vector) times 2 ** rows, its columns times
-    2 ** columns. `one_plus`: the tensor holds numbers less 1 (Gemma), which are changed as a
-    whole."""
+    """A change of a tensor: its rows (the elements of a vector) times 2 ** rows, its columns times
+    2 ** columns. `one_plus`: the stored values are less by 1 (Gemma); the sum is multiplied."""
 
     rows: Exponents | None = None
     columns: Exponents | None = None
@@ -48,7 +47,7 @@ class Change:
 def changes(
     channels: Sequence[Channels], maxima: Maxima, weights: Weights, alpha: float
 ) -> dict[str, Change]:
-    """The changes by name of tensor."""
+    """Returns the changes by tensor name."""
     found: dict[str, Change] = {}
     rows: dict[Dense, Exponents] = {}
     columns: dict[Dense, Exponents] = {}
@@ -70,9 +69,9 @@ def changes(
 def _exponents(
     channels: Channels, activations: NDArray[np.float32], weights: Weights, alpha: float
 ) -> Exponents:
-    """log2 of the paper's max |x| ** alpha / max |W| ** (1 - alpha) to the nearest whole number,
-    less the median of these, as a factor of all channels changes nothing; 0 for channels without
-    numbers."""
+    """Returns log2 of the paper's max |x| ** alpha / max |W| ** (1 - alpha), rounded to integers,
+    less their median, since a common factor of all channels changes nothing; 0 for channels whose
+    activations or weights are all zero."""
     read = np.max([np.abs(weights.matrix(each)).max(axis=0) for each in channels.readers], axis=0)
     read = read.reshape(-1, channels.repeats, channels.width).max(axis=1).reshape(-1)
     known = (activations > 0) & (read > 0) & np.isfinite(activations) & np.isfinite(read)
@@ -95,7 +94,7 @@ def _of_norm(norm: Norm, exponents: Exponents) -> dict[str, Change]:
 
 
 def _of_dense(dense: Dense, rows: Exponents | None, columns: Exponents | None) -> dict[str, Change]:
-    assert not dense.averaged  # inputs of its own for each name: DeiT's heads
+    assert not dense.averaged  # in DeiT's heads each name has inputs of its own
     found: dict[str, Change] = {}
     stored = None if rows is None else in_stored_order(rows, dense)
     sizes = dense.rows or (dense.outputs // len(dense.names),) * len(dense.names)

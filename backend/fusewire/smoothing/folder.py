@@ -1,5 +1,5 @@
-"""A decoder's folder, smoothed: the same function with other norms and matrices, under the same
-names."""
+"""Writes the smoothed folder of a decoder: the same function with other norms and matrices, with
+the same names."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ def smoothed(
     file: Path | None = None,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Iterator[Path]:
-    """A temporary folder of the same name in `beside`: `folder`'s decoder, smoothed by what
-    `calibration_texts` of `file` make of it, with copies of the files `others` (name -> path).
-
-    `alpha`: how much of the outliers moves into the weights, 0..1. Changed tensors stay bfloat16
-    where they are, but for Gemma's norms; others become float32. ConfigurationError where
-    `check_smooth` raises it, for tied norms, and for a file without texts; CheckpointError; OSError
-    where there is no room."""
+    """A context with a temporary folder of the same name in `beside`: `folder`'s decoder, smoothed
+    by its activations for the `calibration_texts` of `file`, with copies of the files `others`
+    (name -> path). `alpha`: the share of the outliers that moves into the weights, 0..1. Changed
+    bfloat16 tensors stay bfloat16, except for Gemma's norms; others become float32. Raises
+    ConfigurationError as `check_smooth` does, for tied norms, and for a file without texts;
+    CheckpointError; OSError if there is no disk space."""
     config = read_config(folder)
     check_smooth(config, alpha)
     blueprint = blueprint_of(config, "generate")
@@ -68,7 +67,7 @@ def _write(
     progress: Callable[[str, int, int], None],
 ) -> None:
     source = file_in(folder, name)
-    assert source is not None  # `Checkpoint.open` read it
+    assert source is not None  # `Checkpoint.open` has read it
     written = {
         stored: _Written(stored, tensor, found.get(normal_name(stored, prefix)))
         for stored, tensor in read_safetensors(source, name).items()
@@ -86,7 +85,7 @@ def _write(
 
 @dataclass(frozen=True)
 class _Written:
-    """A stored tensor, as it is or changed."""
+    """A stored tensor, unchanged or changed."""
 
     name: str
     tensor: StoredTensor
@@ -100,7 +99,7 @@ class _Written:
     def dtype(self) -> str:
         if self.change is None:
             return self.tensor.dtype
-        # Powers of two keep a bfloat16; a float16 has too few exponents for them.
+        # Multiplying by powers of two is exact in bfloat16; the exponents of float16 are too few.
         return "BF16" if self.tensor.dtype == "BF16" and not self.change.one_plus else "F32"
 
     def blocks(self) -> Iterator[NDArray[Any]]:

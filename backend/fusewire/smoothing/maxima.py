@@ -1,4 +1,4 @@
-"""The largest magnitudes of channels, over texts that a decoder reads."""
+"""Computes the largest magnitude of each channel, over texts that a decoder reads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Maxima = dict[Norm | Dense, NDArray[np.float32]]
 def channel_maxima(
     blueprint: Blueprint, checkpoint: Checkpoint, texts: Sequence[Ids], place: Placement
 ) -> Maxima:
-    """The largest magnitude of each channel: by norm in front of a sublayer, of what it gives,
-    [hidden]; by first matrix of a sublayer, of what its last matrix reads, [inputs], for attention
-    of the values that this is a mean of, [kv_width]. Builds one layer at a time. `place`: on the
-    CPU, in fp32."""
+    """Returns the largest magnitude of each channel. The key of a norm before a sublayer has those
+    of its output, [hidden]. The key of a sublayer's first matrix has those of the input of its last
+    matrix, [inputs]; for attention those of the values, of which that input is a weighted mean,
+    [kv_width]. Builds one layer at a time. `place`: on the CPU, in fp32."""
     stack, weights = blueprint.stack, Weights(checkpoint, place)
     assert isinstance(stack.embeddings, Embeddings)
     lengths = [ids.size for ids in texts]
@@ -50,7 +50,7 @@ def channel_maxima(
             for block in blocks:
                 assert isinstance(block.sublayer, Attention | FeedForward)
                 norm = weights.built_norm(block.input_norm)
-                assert block.input_norm is not None  # as `channels_of` has it
+                assert block.input_norm is not None  # `channels_of` has checked it
                 assert norm is not None
                 normed = place.empty(*x.shape)
                 norm.apply(normed, x, place.stream)
@@ -66,7 +66,8 @@ def channel_maxima(
 def _inner(
     sublayer: Attention | FeedForward, normed: kernels.Tensor, weights: Weights, place: Placement
 ) -> NDArray[np.float32]:
-    """[tokens, values], or what a feed-forward's second matrix reads."""
+    """Returns the values [tokens, kv_width] of an attention, or the input of a feed-forward's
+    second matrix."""
     first, rows = first_matrix(sublayer), normed.shape[0]
     gated = isinstance(sublayer, FeedForward) and sublayer.gated
     given = place.empty(rows, first.outputs)

@@ -1,4 +1,4 @@
-"""Text or ids in, answer out: what each task checks, asks of the model, and replies."""
+"""Text, ids or images in, answer out: what each task checks, asks of the model, and replies."""
 
 from fusewire.tasks.contract import TASKS, TensorContract, contract
 

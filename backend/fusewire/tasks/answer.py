@@ -2,10 +2,11 @@
 
 Scores and spans are those of transformers' question-answering pipeline (last in 4.57): start and
 end probabilities over the context, their product per span, long contexts read in overlapping
-windows, spans widened to whole words, equal answers of several spans and windows added up.
+windows, spans widened to whole words, and the scores of equal answers from several spans and
+windows added up.
 
-With ids instead of texts the context is what has token type 1, or what follows the first separator;
-`start` and `end` are null, and `tokens` gives the first and last column of the span.
+With ids instead of texts the context is the part with token type 1, or the part after the first
+separator; `start` and `end` are null, and `tokens` has the first and last column of the span.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _NOWHERE = np.float32(-10000.0)  # the logit of a token outside the context
 
 
 class Answer(Task):
-    """`answer` [n, 1]: JSON of text, start, end (characters of the context), score; the list of
-    them, best first, when top_k is more than 1."""
+    """`answer` [n, 1]: JSON of text, start, end (characters of the context) and score. With top_k
+    above 1 a list of them, best first."""
 
     name = "answer"
     pairs = "required"
@@ -68,7 +69,7 @@ class Answer(Task):
         logits: list[NDArray[np.float32]],
         settings: EngineSettings,
     ) -> list[dict[str, Any]]:
-        # Widening to words makes some spans equal, so more are taken than asked for.
+        # Widening to words makes some spans equal, so more candidates are taken than requested.
         candidates = (settings.top_k or DEFAULT_TOP_K) * 2 + 10
         answers: dict[Any, dict[str, Any]] = {}
         none_score = 1.0
@@ -90,8 +91,8 @@ class Answer(Task):
         return sorted(found, key=lambda answer: -answer["score"])
 
     def _context(self, tokens: Tokens) -> NDArray[np.bool_]:
-        """Which tokens may be in an answer, [n]. The first token (CLS) counts too: it takes the
-        probability of there being no answer."""
+        """Returns a mask [n] of the tokens that may be in an answer. It includes the first token
+        (CLS), which takes the probability that there is no answer."""
         ids = tokens.sequence.input_ids
         if tokens.encoding is not None:
             within = np.array([part == 1 for part in tokens.encoding.sequence_ids])
@@ -120,7 +121,8 @@ class Answer(Task):
 
 
 def _characters(tokens: Tokens, first: int, last: int) -> tuple[int, int]:
-    """The characters of a span, widened to whole words where the tokenizer knows words."""
+    """Returns the characters of a span, widened to whole words where the tokenizer has word
+    boundaries."""
     encoding = tokens.encoding
     assert encoding is not None
     first_word, last_word = encoding.token_to_word(first), encoding.token_to_word(last)

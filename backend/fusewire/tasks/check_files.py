@@ -1,4 +1,4 @@
-"""The files beside a folder's weights, read as serving reads them, to refuse them beforehand."""
+"""Reads the files beside a folder's weights as serving does, to refuse them early."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fusewire.text.tower_tokenizer import TowerTokenizer
 
 
 def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer | None:
-    """The folder's tokenizer, if it has one. CheckpointError where an engine for the task, or the
-    chat endpoint, would refuse the tokenizer, the chat template, the generation defaults or the
-    sentence-transformers modules; ConfigurationError for a task of other models. `config`:
-    config.json."""
+    """Returns the folder's tokenizer, if it has one. Raises CheckpointError where an engine for the
+    task, or the chat endpoint, would refuse the tokenizer, the chat template, the generation
+    defaults or the sentence-transformers modules, and ConfigurationError for a task that the model
+    does not have. `config`: config.json."""
     if reads_images(config):
         return _check_image_files(folder, config, task)
     if reads_speech(config) != (task == TRANSCRIBE):

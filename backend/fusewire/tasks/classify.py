@@ -1,4 +1,4 @@
-"""Scores over the labels of a text or a pair (reranking is a pair with one label)."""
+"""Scores over the labels of a text or a pair. Reranking is a pair with one label."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _BY_PROBLEM = {
 
 
 def default_function(problem_type: str | None, labels: int) -> str:
-    """transformers' choice: by problem_type; one label always has a sigmoid, save in regression."""
+    """Returns the function that transformers chooses by problem_type. A single label always has a
+    sigmoid, except in regression."""
     if problem_type is not None and problem_type not in _BY_PROBLEM:
         raise CheckpointError(
             f"config.json: problem_type: got {problem_type!r}, wanted one of "
@@ -40,7 +41,7 @@ def default_function(problem_type: str | None, labels: int) -> str:
 
 
 class Classify(Task):
-    """`scores` [n, labels] in the order of the labels; `label` [n, 1], the best one's name."""
+    """`scores` [n, labels] in the order of the labels; `label` [n, 1], the name of the best one."""
 
     name = "classify"
     pairs = "optional"

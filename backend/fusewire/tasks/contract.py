@@ -1,6 +1,7 @@
-"""The input and output tensors of every task: the public contract, as data.
+"""The input and output tensors of every task, as data. They are the public contract.
 
-`config.pbtxt` is written from this table and the request checks read it, so the two cannot differ.
+`config.pbtxt` is written from this table and requests are checked against it, so the two cannot
+differ.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from fusewire.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class TensorContract:
-    """One tensor of a task. `dims` leave out the batch dimension that stands first in each; the
-    tensors of `generate` have none."""
+    """One tensor of a task. `dims` leave out the leading batch dimension; tensors of `generate`
+    have none."""
 
     name: str
-    dtype: str  # as config.pbtxt spells it
+    dtype: str  # as written in config.pbtxt
     dims: tuple[int, ...]  # -1: any length
     optional: bool = False
-    ragged: bool = False  # requests of different lengths may meet in one execution
+    ragged: bool = False  # one execution may have requests of different lengths
 
 
 def _ids(name: str) -> TensorContract:
@@ -30,8 +31,8 @@ def _text(name: str) -> TensorContract:
     return TensorContract(name, "TYPE_STRING", (1,), optional=True, ragged=True)
 
 
-# A request gives text_input or input_ids. text_pair is in every contract so that a task without
-# use for it refuses it in its own words.
+# A request has text_input or input_ids. text_pair is in every contract, so that a task that does
+# not support it can refuse it with its own message.
 _INPUTS = (
     _text("text_input"),
     _text("text_pair"),
@@ -40,8 +41,9 @@ _INPUTS = (
     _ids("token_type_ids"),
 )
 
-# For a folder of images: a request gives image or pixel_values, or a text to an embedder that
-# compares them with images. candidate_labels and text_input are there as text_pair is above.
+# For a folder of images: a request has image or pixel_values, or a text for an embedder that
+# compares texts with images. candidate_labels and text_input are listed for the same reason as
+# text_pair.
 _IMAGES = (
     _text("image"),
     TensorContract("pixel_values", "TYPE_FP32", (3, -1, -1), optional=True, ragged=True),
@@ -69,19 +71,19 @@ _IMAGE_OUTPUTS = {"label": _OUTPUTS["classify"], "embed": _OUTPUTS["embed"]}
 
 ENCODER_TASKS = tuple(_OUTPUTS)  # of folders of texts
 IMAGE_TASKS = tuple(_IMAGE_INPUTS)
-# Every input of theirs, in the order of the contracts.
+# All inputs of encoder and image tasks, in the order of the contracts.
 ENCODER_INPUTS = tuple(dict.fromkeys([*_INPUTS, *_IMAGE_INPUTS["label"]]))
 
-# The contract of vllm_backend, and token ids instead of a text. One prompt a request; any number of
-# responses, each of n texts.
+# The contract of vllm_backend, and token ids instead of a text. One prompt per request; any number
+# of responses, each with n texts.
 GENERATE = "generate"
-# The same of an encoder-decoder model, which writes a text after a text.
+# The same contract, for an encoder-decoder model with a text as its source.
 SOURCE_TASKS = ("translate", "summarise")
-# What is said in a sound: a text after sound, in place of a text.
+# The same, with audio as the source.
 TRANSCRIBE = "transcribe"
 GENERATING = (GENERATE, *SOURCE_TASKS, TRANSCRIBE)
-# Each of these inputs adds the output of its name to every response; sequences_scores to the last
-# one of a request that beam search answers.
+# The input `return_<name>` adds the output `<name>` to every response; sequences_scores only to the
+# last response of a beam search.
 RETURNED = (
     "finish_reason",
     "cumulative_logprob",
@@ -95,7 +97,7 @@ RETURNED = (
 )
 
 
-# What comes with the text of a sound: nothing is scored or aligned before it.
+# The same for transcription, which has no prompt_logprobs and no alignment.
 TRANSCRIBE_RETURNED = (*RETURNED[:-2], "segments", "language", "duration")
 
 
@@ -146,11 +148,12 @@ Contract = tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]
 
 
 def contract(task: str, *, images: bool = False, decoder: bool = False) -> Contract:
-    """(inputs, outputs) of a task, of a folder of texts or of one of images; an unknown task is a
-    ConfigurationError.
+    """Returns (inputs, outputs) of a task, for a folder of texts or of `images`. Raises
+    ConfigurationError for an unknown task.
 
-    A `decoder` has no alignment, by which clients tell it from an encoder-decoder model; it takes
-    the inputs of both, to refuse in its own words what it has no use for.
+    A `decoder` has no `alignment` output, by which clients distinguish it from an encoder-decoder
+    model. It has the inputs of both, so that it can refuse those it does not support with its own
+    message.
     """
     if task == TRANSCRIBE:
         return _TRANSCRIBE_INPUTS, _TRANSCRIBE_OUTPUTS

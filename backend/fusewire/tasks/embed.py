@@ -1,4 +1,4 @@
-"""One vector a text, pooled and scaled as the folder's sentence-transformers files say."""
+"""One vector per text, pooled and scaled according to the folder's sentence-transformers files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Embed(Task):
         self._files = SentenceFiles.read(model.folder) if model.folder else SentenceFiles()
         if self._files.lowercase and tokenizer is not None:
             tokenizer.lowercase()
-        self._files.embedding_size(model.hidden_size)  # do the Dense modules fit?
-        self.prompt(settings)  # is there one of that name?
+        self._files.embedding_size(model.hidden_size)  # raises where the Dense modules do not fit
+        self.prompt(settings)  # raises where the name is unknown
 
     def prompt(self, settings: EngineSettings) -> str:
         if settings.prompt is None:
@@ -52,7 +52,7 @@ class Embed(Task):
         place, hidden_size = self.model.place, self.model.hidden_size
         if not dense:
             return Embedding(place, hidden_size)
-        assert folder is not None  # it has the files that name them
+        assert folder is not None  # the Dense modules were read from its files
         return Embedding(place, hidden_size, dense, dense_weights(folder, dense))
 
     def head_options(self, settings: EngineSettings) -> EmbeddingOptions:

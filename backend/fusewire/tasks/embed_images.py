@@ -1,4 +1,4 @@
-"""One vector an image, or a text that is compared with images."""
+"""One vector per image, or per text that is compared with images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusewire.tasks.task import Reply
 
 
 class EmbedImages(ImageTask):
-    """`embedding` [n, size], as the model has it; scaled to length 1 where `normalize` is set."""
+    """`embedding` [n, size], unscaled as the model returns it, or of length 1 with `normalize`."""
 
     name = "embed"
 

@@ -22,7 +22,8 @@ DEFAULT_TOP_K = 5
 
 class Fill(Task):
     """`candidates` [n, 1]: JSON list of score, token, token_str and sequence (the text with the
-    token in place), best first; with several masks in a text a list of such lists, one a mask."""
+    mask replaced by the token), best first. For a text with several masks a list of such lists, one
+    per mask."""
 
     name = "fill"
 

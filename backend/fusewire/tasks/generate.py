@@ -1,9 +1,9 @@
-"""A request for generated text: what its tensors say, checked and complete.
+"""A request for generated text: its tensors are checked and read completely.
 
-The contract is vllm_backend's, with token ids and chat messages as further ways to give a prompt.
-Of an encoder-decoder model the prompt is its source, of which nothing stands in the output.
-Parameters come as JSON in `sampling_parameters`, one by one as the request's own (`"parameters"`
-over HTTP), or both: then those of the tensor hold.
+The contract is that of vllm_backend; token ids and chat messages are further forms of the prompt.
+For an encoder-decoder model the prompt is its source, which is not part of the output. Parameters
+come as JSON in `sampling_parameters`, as parameters of the request (`"parameters"` over HTTP), or
+both, in which case the tensor takes precedence.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _Said = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class GenerateRequest(GenerationRequest):
-    """And how it is answered. `prompt_field`: the input that gave the prompt."""
+    """A generation request and how it is answered. `prompt_field`: the input that has the
+    prompt."""
 
-    stream: bool = False  # a response a step, else one for all
-    prefix: str = ""  # before each text: the prompt, where it is wanted in the output
+    stream: bool = False  # a response per step, otherwise one response
+    prefix: str = ""  # of each text: the prompt, where it is part of the output
     returned: frozenset[str] = frozenset()  # outputs beside text_output
 
 
@@ -51,10 +52,11 @@ def read(
     reader: ParameterReader,
     chat: Chat | None = None,
 ) -> GenerateRequest:
-    """A request from its tensors and its parameters; InvalidInput names what is wrong.
+    """Returns the request of these tensors and parameters. Raises InvalidInput that names what is
+    wrong.
 
-    `reader`: of the model's parameters. `chat`: for `messages`. The prompt is checked where it is
-    tokenised, by `read_prompt`.
+    `reader` reads the parameters for the model. `chat` is for `messages`. The prompt itself is
+    checked when it is tokenised, by `read_prompt`.
     """
     for name in inputs:
         if name not in _INPUTS:
@@ -64,7 +66,7 @@ def read(
     prompt = _prompt(field, inputs, values, chat)
     stream = flag(inputs, "stream", False)
     asked = reader.read(values)
-    # The prompt leads the text unless it is streamed: so vllm_backend has it.
+    # As in vllm_backend the output begins with the prompt, unless it is streamed.
     alone = (
         "where the text is streamed"
         if stream
@@ -78,7 +80,7 @@ def read(
     if not exclude and alone:
         raise InvalidInput(_EXCLUDE, "false", f"true {alone}", "leave it out, or send true")
     wanted = returned(inputs, RETURNED)
-    if asked.alignment and "alignment" not in wanted:  # it is not for nothing
+    if asked.alignment and "alignment" not in wanted:  # it has a cost
         asked = asked.model_copy(update={"alignment": False})
     return GenerateRequest(
         prompt,
@@ -92,13 +94,14 @@ def read(
 
 
 class RequestReader:
-    """`read` for one model, which reads what requests say beside their prompts once for those that
-    say the same, as most clients do with all of theirs. From any thread."""
+    """`read` for one model, with a cache: inputs and parameters beside the prompt are read once for
+    all requests in which they are equal, as most clients send the same with every request.
+    Thread-safe."""
 
     def __init__(self, reader: ParameterReader, chat: Chat) -> None:
         self._reader = reader
         self._chat = chat
-        # By their tensors, all but the prompt: a request that had these, without its prompt.
+        # Key of the tensors without the prompt -> a request with these tensors, without its prompt.
         self._known: dict[_Said, GenerateRequest] = {}
 
     def read(
@@ -112,7 +115,7 @@ class RequestReader:
             prefix = prompt if known.prefix and isinstance(prompt, str) else ""
             return replace(known, prompt=prompt, prefix=prefix)
         found = read(inputs, parameters, self._reader, self._chat)
-        if said and found.prompt:  # an empty text does not show whether it leads the answer
+        if said and found.prompt:  # an empty prompt does not show whether the output includes it
             if len(self._known) >= MOST_KEPT:
                 self._known = {}
             self._known[said] = replace(found, prompt="", prefix=found.prefix[:1])
@@ -120,7 +123,8 @@ class RequestReader:
 
 
 def _said(inputs: Mapping[str, NDArray[Any]]) -> _Said | None:
-    """Beside the prompt; None where it is not worth keeping, or wrong."""
+    """Returns a hashable key of all inputs beside the prompt, or None where they are too large to
+    cache, or invalid."""
     try:
         if FIELD in inputs and len(inputs[FIELD].item()) > LONGEST_KEPT:
             return None
@@ -134,14 +138,14 @@ def _said(inputs: Mapping[str, NDArray[Any]]) -> _Said | None:
 
 
 def _tells(stream: bool, asked: GenerationParameters) -> Literal["tokens", "asked", "text"]:
-    # What a search is certain of says when its first token came; several texts go on together.
+    # The certain tokens of a search show when its first token came; several texts advance together.
     if asked.searches or (stream and asked.answers > 1):
         return "tokens"
     return "asked" if stream else "text"
 
 
 def returned(inputs: Mapping[str, NDArray[Any]], names: Iterable[str]) -> frozenset[str]:
-    """The outputs of these that a request wants."""
+    """Returns the outputs among `names` that a request asks for."""
     return frozenset([name for name in names if flag(inputs, f"return_{name}", False)])
 
 
@@ -157,7 +161,8 @@ def _prompt_field(inputs: Mapping[str, NDArray[Any]]) -> str:
 def _prompt(
     field: str, inputs: Mapping[str, NDArray[Any]], values: dict[str, Any], chat: Chat | None
 ) -> str | list[int]:
-    """Takes the parameters of the chat template out of `values`, where there are messages."""
+    """Returns the prompt: a text, or ids. For messages it removes the parameters of the chat
+    template from `values`."""
     if field == "text_input":
         return decoded("text_input", single(inputs, "text_input"), "")
     if field == MESSAGES:
@@ -180,8 +185,8 @@ def _prompt(
 def sent_parameters(
     inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Value]
 ) -> dict[str, Any]:
-    """The parameters of the tensor, and those of the request that the tensor does not name. A null
-    names none."""
+    """Returns the parameters of the tensor, and those of the request that the tensor does not have.
+    A null in the tensor counts as absent."""
     own = read_object("parameters", json.dumps(parameters).encode()) if parameters else {}
     if FIELD not in inputs:
         return own
@@ -198,7 +203,7 @@ def _given(text: str) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-_kept = lru_cache(MOST_KEPT)(_given)  # most clients say the same with all of their requests
+_kept = lru_cache(MOST_KEPT)(_given)  # most clients send the same with every request
 
 
 def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:
@@ -209,12 +214,13 @@ def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def flag(inputs: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:
-    """The flag in an input; InvalidInput unless it is one value."""
+    """Returns the flag in an input, or `default` without it. Raises InvalidInput unless it is one
+    value."""
     return bool(single(inputs, name)) if name in inputs else default
 
 
 def single(inputs: Mapping[str, NDArray[Any]], name: str) -> Any:
-    """The value of an input that has one; InvalidInput."""
+    """Returns the value of an input. Raises InvalidInput unless it is one value."""
     array = inputs[name]
     if array.size != 1:
         raise InvalidInput(name, f"shape {list(array.shape)}", "shape [1]", "send one value")

@@ -13,14 +13,14 @@ from fusewire.tasks.task import Reply, Task
 
 
 class Hidden(Task):
-    """`last_hidden_state` [n, longest, hidden]. With ids, longest is the client's own width, and
-    each token keeps its place there; at padding stand zeros."""
+    """`last_hidden_state` [n, longest, hidden]. With ids, `longest` is the width of the client's
+    rows, and each token keeps its column; padding is zero."""
 
     name = "hidden"
     pairs = "optional"
 
     def check(self, query: Query) -> None:
-        # Padding costs nothing to compute, but here it comes back, each token a row of floats.
+        # Padding is not computed, but it is returned: a row of zeros for each padding token.
         width = max(windows[0].width for windows in query.tokens)
         if width > self.model.max_length:
             raise InvalidInput(

@@ -1,5 +1,5 @@
-"""The tensors of a request to a model of images, their kinds and shapes checked, taken apart into
-rows. An InvalidInput names the field, what it held, what it may hold and what to do."""
+"""Checks types and shapes of the tensors of a request to an image model, and splits them into rows.
+An InvalidInput names the field, its value, the allowed values and a remedy."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fusewire.tasks.rows import ImageRow, PixelRow, Row, TextRow
 if TYPE_CHECKING:
     from fusewire.models import ImageTextModel
 
-# Pixels that the images of a request have together as the model is given them, 12 bytes each.
+# Total pixels of a request's images after preprocessing, 12 bytes each.
 MOST_MODEL_PIXELS = 1 << 26
-# Pixels that they have in their files: some ten seconds of decoding on two cores.
+# Total pixels of their files: some ten seconds of decoding on two cores.
 MOST_FILE_PIXELS = 1 << 29
 _SOURCES = ("image", "pixel_values", "text_input")
 
 
 class ImageInputs:
-    """What a task and its model accept."""
+    """Reads the inputs that a task and its model accept."""
 
     def __init__(self, task: str, model: ImageTextModel, preprocessing: Preprocessing) -> None:
         self._task = task
@@ -35,7 +35,8 @@ class ImageInputs:
         self._known = [tensor.name for tensor in contract(task, images=True)[0]]
 
     def rows(self, inputs: Mapping[str, NDArray[Any]]) -> list[Row]:
-        """The request's rows, one or more, in order; of encoded images the headers are read."""
+        """Returns the request's rows, one or more, in order. Reads the headers of encoded
+        images."""
         sources = [name for name in _SOURCES if name in self._known]
         for name in inputs:
             if name not in self._known:
@@ -75,7 +76,7 @@ class ImageInputs:
         return found
 
     def _given_to_the_model(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) after preprocessing; turned upright it may be the other way round."""
+        """Returns (width, height) after preprocessing. Rotating the image upright may swap them."""
         if self._preprocessing.crop is not None:
             height, width = self._preprocessing.crop
         elif self._preprocessing.size is not None:
@@ -95,7 +96,7 @@ class ImageInputs:
             if not np.isfinite(image).all():
                 got = f"a number that is not finite{_where(index, array)}"
                 raise InvalidInput(field, got, "finite numbers", "correct the preprocessing")
-        # The tensor may be the server's again before they are computed.
+        # The server may reuse the tensor's memory before the images are computed.
         return [PixelRow(image.copy()) for image in array]
 
     def _texts(self, array: NDArray[Any]) -> list[Row]:

@@ -1,5 +1,5 @@
-"""Rows of requests to what a model of images takes: encoded images, decoded and preprocessed beside
-the device, a client's own pixel values, and texts that are compared with images."""
+"""Converts rows of requests to the inputs of an image model: encoded images, which are decoded and
+preprocessed while the device computes, pixel values, and texts that are compared with images."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ImageQuery(Query):
-    """A request to a model of images. `text_field`: where its texts come from. `images`: for each
-    encoded image that is being read what waits for it."""
+    """A request to an image model. `text_field`: the input that its texts come from. `images`: for
+    each encoded image that is being read, a function that waits for it."""
 
     text_field: str = "text_input"
     images: list[Callable[[], list[NDArray[np.float32]]]] | None = None
 
 
 class ImageReader:
-    """Fills in `Query.tokens`; from as many threads as decode images."""
+    """Fills in `Query.tokens`. May be called from as many threads as decode images."""
 
     def __init__(
         self, model: ImageTextModel, workers: ImageWorkers, tokenizer: TowerTokenizer | None
     ) -> None:
-        """`tokenizer`: None where the model reads no texts."""
+        """`tokenizer`: None for a model that takes no texts."""
         self._model = model
         self._workers = workers
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class ImageReader:
         self.threads = workers.threads
 
     def start(self, queries: Iterable[Query]) -> None:
-        """Gives the encoded images of these to the threads."""
+        """Submits the encoded images of these queries to the threads."""
         for query in queries:
             assert isinstance(query, ImageQuery)
             if query.images is None:
@@ -52,7 +52,7 @@ class ImageReader:
                 query.images = [self._workers.start([row.data], [row.pixels]) for row in rows]
 
     def encode(self, queries: Sequence[Query]) -> dict[int, Exception]:
-        """Sets `tokens` of each query; returns the errors by the query's index."""
+        """Sets `tokens` of each query. Returns the errors by the query's index."""
         self.start(queries)
         errors: dict[int, Exception] = {}
         for index, query in enumerate(queries):
@@ -60,12 +60,12 @@ class ImageReader:
             assert query.images is not None
             try:
                 query.tokens = self._read(query)
-            except Exception as error:  # also a lack of memory for its pixels
+            except Exception as error:  # including MemoryError for its pixels
                 errors[index] = error
         return errors
 
     def close(self) -> None:
-        """See ImageWorkers; it reads no more images."""
+        """See ImageWorkers.close. The reader reads no images afterwards."""
         self._workers.close()
 
     def _read(self, query: ImageQuery) -> list[list[Pixels | Tokens]]:

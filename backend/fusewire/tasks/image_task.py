@@ -1,5 +1,5 @@
-"""What the tasks of models of images share: encoded images, pixel values and texts in, a row of the
-model's head for each out."""
+"""The common part of the tasks of image models: encoded images, pixel values or texts in, one row
+of the model's head out for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusewire.text.tower_tokenizer import TowerTokenizer
 
 
 class ImageTask(Task):
-    """A task of a model of images; ConfigurationError where Pillow is not installed."""
+    """A task of an image model. Raises ConfigurationError where Pillow is not installed."""
 
     images = True
     model: ImageTextModel
@@ -30,7 +30,7 @@ class ImageTask(Task):
         self, model: ImageTextModel, tokenizer: Tokenizer | None, settings: EngineSettings
     ) -> None:
         super().__init__(model, tokenizer, settings)
-        # They come with Pillow, which a server of texts needs not.
+        # These import Pillow, which a server of texts does not need.
         from fusewire.images import ImageWorkers, read_preprocessing
         from fusewire.tasks.image_inputs import ImageInputs
 
@@ -40,7 +40,7 @@ class ImageTask(Task):
         self._new_workers = partial(ImageWorkers, preprocessing)
 
     def inputs(self, max_length: int) -> Inputs:
-        return self  # some ask for more than tensors
+        return self  # subclasses may override `read`
 
     def read(
         self,

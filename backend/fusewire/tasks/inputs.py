@@ -1,7 +1,7 @@
-"""A request's tensors, their kinds and shapes checked, taken apart into rows.
+"""Checks types and shapes of the tensors of a request, and splits them into rows.
 
-An InvalidInput names the field, what it held, what it may hold and what to do. Whether the model
-knows the ids is checked with those of texts, in `text_encoder`.
+An InvalidInput names the field, its value, the allowed values and a remedy. Whether the ids are in
+the model's vocabulary is checked in `text_encoder`, with those of texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusewire.text.tokenizer_files import WANTED
 
 Pairs = Literal["refused", "optional", "required"]
 
-# In a text: tokenising takes hundreds of bytes of memory for each.
+# Limit of a text: tokenisation takes hundreds of bytes of memory per character.
 MOST_CHARACTERS = 1 << 24
 _TEXT_FIELDS = ("text_input", "text_pair")
 _ID_FIELDS = ("input_ids", "attention_mask", "token_type_ids")
@@ -35,14 +35,14 @@ class InputRules:
     pairs: Pairs
     has_tokenizer: bool
     max_length: int
-    ranks: bool = False  # an empty second text is one, not none
+    ranks: bool = False  # an empty second text counts as a text
 
 
 class TextInputs:
-    """Inputs (task.py) of a model of texts."""
+    """Implements Inputs (task.py) for models of texts."""
 
     def __init__(self, rules: InputRules, prompt: Callable[[EngineSettings], str]) -> None:
-        """`prompt`: what stands before every text; InvalidInput."""
+        """`prompt`: returns the prefix of every text; may raise InvalidInput."""
         self.rules = rules
         self._prompt = prompt
 
@@ -65,7 +65,7 @@ class TextInputs:
 
 
 def read_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[TextRow] | list[IdRow]:
-    """The request's rows, one or more, in order."""
+    """Returns the request's rows, one or more, in order."""
     known = [tensor.name for tensor in contract(rules.task)[0]]
     for name in inputs:
         if name not in known:
@@ -123,7 +123,7 @@ def _text_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[Te
     rows = zip(texts, pairs, strict=True)
     if rules.pairs == "required" or rules.ranks:
         return [TextRow(text, pair) for text, pair in rows]
-    # An empty second text is none, as transformers' pipelines have it: no empty second segment.
+    # As in transformers' pipelines, an empty second text does not become a second segment.
     return [TextRow(text, pair or None) for text, pair in rows]
 
 
@@ -140,7 +140,8 @@ def _texts(field: str, array: NDArray[Any]) -> list[str]:
 
 
 def decoded(field: str, value: object, where: str) -> str:
-    """The text that a tensor holds."""
+    """Returns the text in a tensor. Raises InvalidInput for bytes that are not UTF-8, lone
+    surrogates, other types, and texts that are too long."""
     text = _decoded(field, value, where)
     if len(text) > MOST_CHARACTERS:
         got, wanted = f"{len(text)} characters{where}", f"at most {MOST_CHARACTERS}"
@@ -151,7 +152,7 @@ def decoded(field: str, value: object, where: str) -> str:
 def _decoded(field: str, value: object, where: str) -> str:
     try:
         if isinstance(value, str):
-            value.encode()  # a lone surrogate is no text either
+            value.encode()  # raises for a lone surrogate
             return value
         if isinstance(value, (bytes, bytearray)):
             return value.decode()

@@ -1,4 +1,4 @@
-"""Labels of images: the model's own, or zero-shot those that a request names."""
+"""Labels images: with the model's own labels, or zero-shot with the labels of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusewire.tasks.rows import Query, TextRow
 from fusewire.tasks.task import Reply, strings
 from fusewire.text.tokenizer import Tokenizer
 
-# Sentences whose embeddings are kept, of a few kilobytes each.
+# Maximum number of cached embeddings of sentences, of a few kilobytes each.
 _MOST_KEPT = 4096
 
 Vector = NDArray[np.float32]
@@ -28,8 +28,8 @@ Vector = NDArray[np.float32]
 
 @dataclass(eq=False)
 class ZeroShotQuery(ImageQuery):
-    """A request with labels: behind its images the sentences whose embeddings were not `known` when
-    it was read. `labels`, `sentences`: [image][label]."""
+    """A request with labels. Its rows are its images, followed by the sentences whose embeddings
+    were not in the cache (`known`) when it was read. `labels`, `sentences`: [image][label]."""
 
     labels: list[list[str]] = field(default_factory=list)
     sentences: list[list[str]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class ZeroShotQuery(ImageQuery):
 
 
 class Label(ImageTask):
-    """`scores` [n, labels] in the order of the labels; `label` [n, 1], the best one's name."""
+    """`scores` [n, labels] in the order of the labels; `label` [n, 1], the name of the best one."""
 
     name = "label"
 
@@ -45,9 +45,9 @@ class Label(ImageTask):
         self, model: ImageTextModel, tokenizer: Tokenizer | None, settings: EngineSettings
     ) -> None:
         super().__init__(model, tokenizer, settings)
-        self._known: dict[str, Vector] = {}  # by sentence, those that came first first
+        self._known: dict[str, Vector] = {}  # sentence -> its embedding, oldest first
         if model.texts is not None:
-            sentences(["label"], settings.hypothesis_template)  # has it a place for one?
+            sentences(["label"], settings.hypothesis_template)  # raises for a template without {}
             self._default = "softmax" if model.texts.competing else "sigmoid"
             return
         if settings.hypothesis_template is not None:

@@ -1,4 +1,4 @@
-"""Labels of the caller's own as texts that a model compares with images."""
+"""Turns the labels of a request into texts that a model compares with images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLACE = "{}"
 
 
 def labels_of(array: NDArray[Any], rows: int) -> list[list[str]]:
-    """`candidate_labels` [n, labels], of each row; InvalidInput."""
+    """Returns the labels of each row of `candidate_labels` [n, labels]. Raises InvalidInput."""
     if array.dtype.kind not in "OSU":
         raise InvalidInput(FIELD, f"dtype {array.dtype}", "strings (BYTES)", "send texts")
     if array.ndim != 2 or len(array) != rows or not array.shape[1]:
@@ -29,9 +29,9 @@ def labels_of(array: NDArray[Any], rows: int) -> list[list[str]]:
 
 
 def sentences(labels: Sequence[str], template: str | None) -> list[str]:
-    """The sentence of each label: the template (default: TEMPLATE) with the label in the place of
-    `{}`. InvalidInput: one str instead of several, none, an empty one, or a template without a
-    place."""
+    """Returns the sentence of each label: the template (default: TEMPLATE) with `{}` replaced by
+    the label. Raises InvalidInput for a str instead of a list, no labels, an empty label, or a
+    template without `{}`."""
     if isinstance(labels, str):
         raise InvalidInput(FIELD, "one str", "a list of labels", "put the label into a list")
     if not labels:

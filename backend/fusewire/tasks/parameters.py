@@ -1,7 +1,7 @@
-"""Request parameters: which a task takes, of which type, and how they override the settings.
+"""Request parameters: which ones a task takes, their types, and how they override the settings.
 
-A value has its own JSON type, or is that value written as a string. Nothing else is converted: 1
-is not true, 5.0 is not 5.
+A value has its own JSON type, or is that value written as a string. Nothing else is converted: 1 is
+not true, 5.0 is not 5.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from fusewire.errors import ConfigurationError, InvalidInput, sent
 from fusewire.settings import EngineSettings, WrongSetting
 from fusewire.text.written import written_flag, written_whole
 
-# What a request may set; operators may set these and the fields of no task (memory, threads).
+# Parameters of requests. Operators may set these, and the fields that belong to no task (memory,
+# threads).
 REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
     "embed": ("truncate", "max_length", "pooling", "normalize", "prompt", "prompt_name"),
     "hidden": ("truncate", "max_length"),
@@ -21,7 +22,7 @@ REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
     "answer": ("max_length", "top_k", "doc_stride", "max_answer_len", "handle_impossible_answer"),
     "fill": ("truncate", "max_length", "top_k"),
 }
-# The same of folders of images.
+# The same for folders of images.
 IMAGE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "embed": ("truncate", "normalize"),
     "label": ("function_to_apply", "hypothesis_template"),
@@ -44,19 +45,19 @@ Value = str | int | float | bool
 
 
 def request_parameters(task: str, *, images: bool = False) -> tuple[str, ...]:
-    """The request parameters of a task for texts, or for `images`."""
+    """Returns the request parameters of a task for texts, or for `images`."""
     return (IMAGE_PARAMETERS if images else REQUEST_PARAMETERS)[task]
 
 
 def task_settings(task: str, *, images: bool = False) -> tuple[str, ...]:
-    """The fields of EngineSettings that an encoder's task has a use for; of one that there is not,
-    those of every task."""
+    """Returns the fields of EngineSettings that an encoder's task uses. For an unknown task these
+    are the fields that every task uses."""
     return _EVERY_TASK + (IMAGE_PARAMETERS if images else REQUEST_PARAMETERS).get(task, ())
 
 
 def check_settings(settings: EngineSettings, task: str, *, images: bool = False) -> None:
-    """ConfigurationError when an operator set something that the task, an encoder's, has no use
-    for."""
+    """Raises ConfigurationError where an operator has set a field that this encoder's task does not
+    use."""
     known = task_settings(task, images=images)
     for name, field in EngineSettings.model_fields.items():
         if name not in known and getattr(settings, name) != field.default:
@@ -74,8 +75,9 @@ def override(
     *,
     images: bool = False,
 ) -> EngineSettings:
-    """The settings of one request. `longest`: what the deployment serves; a request may only
-    lower it. InvalidInput names the parameter, its value and what it may be."""
+    """Returns the settings of one request. `longest`: the longest sequence of the deployment, which
+    a request may only lower. Raises InvalidInput with the parameter, its value and the allowed
+    values."""
     if not parameters:
         return settings
     values = settings.model_dump()

@@ -20,7 +20,8 @@ IMAGE_TASK_TYPES: dict[str, type[Task]] = {task.name: task for task in (Label, E
 
 
 def task_type(task: str, *, images: bool) -> type[Task]:
-    """The class of a task for texts, or for `images`; ConfigurationError where there is none."""
+    """Returns the class of a task for texts, or for `images`. Raises ConfigurationError for an
+    unknown task."""
     types = IMAGE_TASK_TYPES if images else TASK_TYPES
     if task not in types:
         raise ConfigurationError(

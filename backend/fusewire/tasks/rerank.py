@@ -1,4 +1,4 @@
-"""How a cross-encoder's folder has pairs of texts scored, as sentence-transformers reads it."""
+"""How a cross-encoder's folder scores pairs of texts, read as sentence-transformers does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid"
 
 
 def score_function(folder: Path, config: Mapping[str, Any], labels: int) -> ScoreFunction:
-    """The function from logits to scores: the one that the folder names, else the sigmoid for one
-    label, else none. CheckpointError for a function that is not supported. `config`: the folder's
-    config.json."""
+    """Returns the function from logits to scores: the one that the folder names, otherwise sigmoid
+    for one label and none for several. Raises CheckpointError for a function that is not supported.
+    `config`: the folder's config.json."""
     file, named = _named(folder, config)
     if named is None:
         return "sigmoid" if labels == 1 else "none"
@@ -31,14 +31,15 @@ def score_function(folder: Path, config: Mapping[str, Any], labels: int) -> Scor
 
 
 def query_prompt(folder: Path) -> str:
-    """What stands before the first text of each pair."""
+    """Returns the prefix of the first text of each pair."""
     prompts, default = prompts_of(folder)
     return "" if default is None else prompts[default]
 
 
 def _named(folder: Path, config: Mapping[str, Any]) -> tuple[str, object]:
-    """The file that names a function, and what it names: sentence-transformers 6 writes it into its
-    own file, 4 and 5 into a section of config.json, older ones beside it."""
+    """Returns the file that names a function, and the name. sentence-transformers 6 writes it into
+    its own file, 4 and 5 into a section of config.json, older versions into a key of
+    config.json."""
     named = (read_json(folder, MODEL) or {}).get("activation_fn")
     if named is not None:
         return MODEL, named

@@ -1,5 +1,4 @@
-"""The rows of a request: what they are before and after they are read (texts tokenised, images
-decoded)."""
+"""The rows of a request, before and after they are read (texts tokenised, images decoded)."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from fusewire.settings import EngineSettings
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-# Fewer than texts have in any language.
+# At least as many as a token has on average, in any language.
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -27,38 +26,38 @@ class TextRow:
 
     @property
     def unread_tokens(self) -> int:
-        """An estimate of the tokens still to be made of it: at most as many as a text has."""
+        """An estimate of the tokens that the row will have, not above the true number."""
         return -(-(len(self.text) + len(self.pair or "")) // _CHARACTERS_PER_TOKEN)
 
 
 @dataclass(frozen=True, eq=False)
 class IdRow:
-    """A client's own ids without the tokens its mask marks as padding.
+    """A client's own ids, without the tokens that its mask marks as padding.
 
-    Positions count over the tokens that are left, so a sentence has one answer however it was
-    padded: right, left or scattered. (transformers counts positions over a left-padded row as it
-    stands, and there gives another answer for the same sentence.)
+    Positions count the remaining tokens, so that the answer for a sentence does not depend on its
+    padding (right, left or scattered). transformers counts positions over a left-padded row with
+    its padding, and there gives another answer for the same sentence.
     """
 
     input_ids: NDArray[np.int64]  # [n]
     token_type_ids: NDArray[np.integer[Any]]  # [n]
-    places: NDArray[np.int64]  # [n], where each token stood in the client's row
-    width: int  # of the client's row, padding and all
+    places: NDArray[np.int64]  # [n], column of each token in the client's row
+    width: int  # of the client's row, including padding
     unread_tokens = 0
 
 
 @dataclass(frozen=True, eq=False)
 class ImageRow:
-    """An encoded image whose header was read and checked."""
+    """An encoded image whose header has been read and checked."""
 
-    data: bytes  # not an opened image, which would keep its pixels as long as the request
+    data: bytes  # an opened image would keep its pixels in memory as long as the request
     pixels: int  # to be decoded
     unread_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
 class PixelRow:
-    """A client's own pixel values, finite, [3, height, width]."""
+    """A client's own pixel values [3, height, width], all finite."""
 
     pixels: NDArray[np.float32]
     unread_tokens = 0
@@ -69,13 +68,13 @@ Row = TextRow | IdRow | ImageRow | PixelRow
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """One sequence for the model, and the way back from its tokens to what the client sent.
+    """One sequence for the model, with the mapping from its tokens to the client's input.
 
-    `encoding` is the tokenizer's record of a text, None for a client's own ids.
+    `encoding` is the tokenizer's record of a text, or None for a client's own ids.
     """
 
     sequence: Sequence
-    places: NDArray[np.int64]  # [n], column of each token in the request's own shape
+    places: NDArray[np.int64]  # [n], column of each token in the client's row
     width: int
     encoding: Encoding | None = None
 
@@ -84,13 +83,14 @@ class Tokens:
 
     @staticmethod
     def of_ids(row: IdRow) -> Tokens:
-        """The tokens of ids that the model knows."""
+        """Returns the tokens of ids, which the caller has checked."""
         sequence = Sequence(row.input_ids, row.token_type_ids.astype(np.int32, copy=False))
         return Tokens(sequence, row.places, row.width)
 
     @staticmethod
     def of_text(encoding: Encoding, *, uses_types: bool) -> Tokens:
-        """`uses_types`: whether the model has token types; where not, all are 0."""
+        """Returns the tokens of a text. `uses_types`: whether the model has token types; without
+        them all are 0."""
         ids = np.array(encoding.ids, np.int64)
         types = (
             np.array(encoding.type_ids, np.int32) if uses_types else np.zeros(len(ids), np.int32)
@@ -111,9 +111,9 @@ class Pixels:
 
 @dataclass(eq=False)
 class Query:
-    """A request that was read: its effective settings, its rows, and their sequences.
+    """A request that has been read: its effective settings, its rows, and their sequences.
 
-    `tokens[row]` holds one entry, or several where a task reads a long row in windows.
+    `tokens[row]` has one entry, or several where a task reads a long row in windows.
     """
 
     settings: EngineSettings
@@ -123,10 +123,10 @@ class Query:
 
     @property
     def unread_tokens(self) -> int:
-        """An estimate of the tokens still to be made of its rows."""
+        """An estimate of the tokens that its rows will have."""
         return sum(row.unread_tokens for row in self.rows)
 
     @property
     def undecoded_pixels(self) -> int:
-        """Pixels of its encoded images."""
+        """The number of pixels of its encoded images."""
         return sum(row.pixels for row in self.rows if isinstance(row, ImageRow))

@@ -1,4 +1,4 @@
-"""From logits to probabilities, for the few rows that heads give. fp32 in, fp32 out."""
+"""Converts the logits of heads, which are few rows, to probabilities. fp32 in, fp32 out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Along the last axis."""
+    """Softmax along the last axis."""
     grown = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return grown / grown.sum(axis=-1, keepdims=True)

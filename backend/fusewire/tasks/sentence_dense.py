@@ -10,7 +10,7 @@ from fusewire.models.blueprint import Dense, tensors_of
 from fusewire.weights import Checkpoint, StoredTensor, file_in, read_json, read_safetensors
 from fusewire.weights.formats import WEIGHTS
 
-# torch's class -> the kernels' activation.
+# torch's class -> activation of the kernels.
 ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "none",
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -19,11 +19,12 @@ ACTIVATIONS = {
 }
 _TANH = "torch.nn.modules.activation.Tanh"
 _LINEAR = ".linear"
-_VECTORS = "sentence_embedding"  # not those of tokens
+_VECTORS = "sentence_embedding"  # token embeddings are not supported
 
 
 def read_dense(folder: Path, path: str) -> Dense:
-    """The module of the sub-folder `path`, its weights' header checked; CheckpointError."""
+    """Returns the module of the sub-folder `path` after checking the header of its weights. Raises
+    CheckpointError."""
     name = f"{path}/config.json"
     config = read_json(folder, name)
     if config is None:
@@ -60,12 +61,13 @@ def read_dense(folder: Path, path: str) -> Dense:
 
 
 def weight_file(dense: Dense) -> str:
-    """The file in the model's folder that has the module's weights."""
+    """Returns the name of the file with the module's weights, relative to the model's folder."""
     return f"{dense.names[0].removesuffix(_LINEAR)}/{WEIGHTS}"
 
 
 def dense_weights(folder: Path, chain: Sequence[Dense]) -> Checkpoint:
-    """The weights of all modules, mapped and their shapes checked; CheckpointError."""
+    """Returns the weights of all modules, mapped into memory, with their shapes checked. Raises
+    CheckpointError."""
     tensors: dict[str, StoredTensor] = {}
     for dense in chain:
         name = weight_file(dense)

@@ -1,8 +1,9 @@
-"""The files sentence-transformers puts beside a model: how its vectors are meant to be made.
+"""Reads the files that sentence-transformers writes beside a model. They define how its vectors are
+computed.
 
-modules.json lists the steps after the encoder. What is understood: Pooling (one mode), then Dense,
-then Normalize, Dropout (nothing at inference), a length limit, lower-casing and prompts. Any other
-step would change the embedding, so it is refused by name.
+modules.json lists the steps after the encoder. Supported are Pooling (one mode), then Dense, then
+Normalize, Dropout (without effect at inference), a length limit, lower-casing and prompts. Any
+other step would change the embedding, and is refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MODEL = "config_sentence_transformers.json"
 _STEPS = ("Pooling", "Dense", "Normalize")  # in this order
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-# sentence-transformers' spelling -> ours; the older files have a flag a mode.
+# sentence-transformers' names -> ours. Older files have a flag per mode.
 POOLING_MODES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -41,22 +42,23 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class SentenceFiles:
-    """What the folder says; the defaults are those of a folder without these files."""
+    """The content of the files. The defaults apply to a folder without them."""
 
     pooling: str = "mean"
     normalize: bool = False
     max_length: int | None = None
     lowercase: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> what stands before a text
+    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of a text
     default_prompt_name: str | None = None
     pools_prompts: bool = True
     similarity: str = SIMILARITIES[0]
     dense: tuple[Dense, ...] = ()  # between pooling and scaling
-    truncate_dim: int | None = None  # leading numbers of a scaled vector that are kept
+    truncate_dim: int | None = None  # number of leading elements of a scaled vector that are kept
 
     @staticmethod
     def read(folder: Path) -> SentenceFiles:
-        """CheckpointError when the files ask for something not understood."""
+        """Reads the files of a folder. Raises CheckpointError where they ask for something that is
+        not supported."""
         modules = _modules(folder)
         if modules is None:
             return SentenceFiles()
@@ -105,7 +107,7 @@ class SentenceFiles:
     def options(
         self, pooling: str | None = None, normalize: bool | None = None
     ) -> EmbeddingOptions:
-        """How vectors are made; None: as the folder says."""
+        """Returns how vectors are computed. None: as the folder says."""
         return EmbeddingOptions(
             pooling or self.pooling,
             self.normalize if normalize is None else normalize,
@@ -114,8 +116,8 @@ class SentenceFiles:
         )
 
     def embedding_size(self, hidden_size: int) -> int:
-        """Numbers of an embedding by a model of that hidden size; CheckpointError where the Dense
-        modules do not fit it, or each other."""
+        """Returns the number of elements of an embedding by a model of this hidden size. Raises
+        CheckpointError where the Dense modules do not fit it, or each other."""
         size = hidden_size
         for dense in self.dense:
             if dense.inputs != size:
@@ -127,8 +129,8 @@ class SentenceFiles:
         return size if self.truncate_dim is None else min(size, self.truncate_dim)
 
     def prompt(self, name: str | None) -> str:
-        """What stands before a text: the prompt of that name, else the folder's default, else
-        nothing. InvalidInput for a name that the folder does not have."""
+        """Returns the prefix of a text: the prompt of that name, otherwise the folder's default,
+        otherwise "". Raises InvalidInput for a name that the folder does not have."""
         if name is None:
             name = self.default_prompt_name
         if name is None:
@@ -140,7 +142,7 @@ class SentenceFiles:
 
 
 def _modules(folder: Path) -> list[dict[str, Any]] | None:
-    """modules.json, a list where every other file is an object."""
+    """Returns the content of modules.json, which is a list, unlike all other files."""
     path = file_in(folder, MODULES)
     if path is None:
         return None
@@ -180,7 +182,7 @@ def _pooling(folder: Path, name: str) -> tuple[str, bool]:
 
 
 def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
-    """(prompts by name, the name of the default one)."""
+    """Returns (prompts by name, the name of the default prompt)."""
     config = read_json(folder, MODEL) or {}
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
@@ -196,7 +198,8 @@ def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def _similarity(folder: Path) -> str:
-    """sentence-transformers wrote none, or null, before it knew more than one."""
+    """Returns the similarity function. Older versions of sentence-transformers, which supported
+    only one, wrote none or null."""
     name = (read_json(folder, MODEL) or {}).get("similarity_fn_name") or SIMILARITIES[0]
     if name not in SIMILARITIES:
         raise CheckpointError(

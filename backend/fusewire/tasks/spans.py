@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 def best_spans(
     start: NDArray[np.float32], end: NDArray[np.float32], max_length: int, count: int
 ) -> list[tuple[int, int, float]]:
-    """Up to `count` spans (first, last, score), best first; score = start[first] * end[last].
+    """Returns up to `count` spans (first, last, score), best first; score = start[first] *
+    end[last].
 
-    start, end: [n] probabilities. A span has 1 to `max_length` tokens; one of probability 0 is no
-    candidate. Only the band of allowed spans is built: n * max_length products, not n * n.
+    start, end: probabilities [n]. A span has 1 to `max_length` tokens. Spans of probability 0 are
+    left out. Only the band of allowed spans is built: n * max_length products, not n * n.
     """
     width = min(max_length, len(start))
     padded = np.concatenate([end, np.zeros(width - 1, end.dtype)])

@@ -1,7 +1,7 @@
-"""Named entities: a label a token, grouped as transformers' token-classification pipeline does.
+"""Named entities: a label per token, grouped as in transformers' token-classification pipeline.
 
-With ids instead of a text there are no characters to point to: `start` and `end` are null, `index`
-(the column in the request's row) tells where, and `word` is the piece, null without a tokenizer.
+With ids instead of a text there are no characters to refer to: `start` and `end` are null, `index`
+is the column in the request's row, and `word` is the vocabulary piece, or null without a tokenizer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusewire.tasks.rows import Query, TextRow, Tokens
 from fusewire.tasks.scores import softmax
 from fusewire.tasks.task import Reply, Task, strings
 
-# The label of what is no entity.
+# The label of tokens outside entities.
 OUTSIDE = "O"
 
 
@@ -32,12 +32,12 @@ class Piece:
     start: int | None
     end: int | None
     index: int
-    continues: bool  # inside a word that began before
+    continues: bool  # inside a word that an earlier piece began
 
 
 @dataclass(frozen=True)
 class Word:
-    """A labelled token, or several that one label was chosen for."""
+    """A labelled token, or several tokens with one label."""
 
     label: str
     score: float
@@ -56,8 +56,8 @@ class Word:
 
 
 class Tag(Task):
-    """`entities` [n, 1]: JSON list of entity (entity_group when grouped), score, word, start, end,
-    and index (the first token's column)."""
+    """`entities` [n, 1]: JSON list of entity (entity_group when grouped), score, word, start, end
+    and index (the column of the first token)."""
 
     name = "tag"
     needs_offsets = True
@@ -77,7 +77,7 @@ class Tag(Task):
     def _pieces(
         self, tokens: Tokens, scores: NDArray[np.float32], text: str | None, strategy: str
     ) -> list[Piece]:
-        """The tokens of the text itself, without those a tokenizer puts around it."""
+        """Returns the tokens of the text, without special tokens that the tokenizer adds."""
         if text is None or tokens.encoding is None:
             return self._pieces_of_ids(tokens, scores)
         tokenizer = self.tokenizer
@@ -90,9 +90,9 @@ class Tag(Task):
             if special:
                 continue
             word, source = tokenizer.piece(token), text[start:end]
-            if tokenizer.subword_prefix:  # ## makes a piece longer than its source
+            if tokenizer.subword_prefix:  # the prefix ## makes a piece longer than its source
                 continues = len(word) != len(source)
-            else:  # no space at its edge: the word goes on
+            else:  # no space before it: it continues a word
                 continues = start > 0 and " " not in text[start - 1 : start + 1]
             if token == tokenizer.unk_id:
                 word, continues = source, False
@@ -100,8 +100,8 @@ class Tag(Task):
         return pieces
 
     def _pieces_of_ids(self, tokens: Tokens, scores: NDArray[np.float32]) -> list[Piece]:
-        """Special tokens are left out where a tokenizer names them; word starts are known only
-        where its pieces mark them."""
+        """Returns the tokens of ids. Special tokens are left out where there is a tokenizer to
+        identify them. Word starts are known only where its pieces mark them."""
         pieces = []
         for place, token in enumerate(tokens.sequence.input_ids.tolist()):
             word, continues = None, False
@@ -136,7 +136,7 @@ class Tag(Task):
         elif strategy == "average":
             scores = np.stack([piece.scores for piece in pieces]).mean(axis=0)
         best = int(scores.argmax())
-        single = strategy in ("none", "simple")  # pieces stay pieces, as the vocabulary spells them
+        single = strategy in ("none", "simple")  # pieces are returned as they are in the vocabulary
         return Word(
             self.model.id2label[best],
             float(scores[best]),
@@ -173,7 +173,8 @@ def _word_groups(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _tag_groups(words: list[Word]) -> list[list[Word]]:
-    """Neighbours of one tag belong together, unless the next one begins a new entity (B-)."""
+    """Groups neighbours with the same tag. A label that begins an entity (B-) starts a new
+    group."""
     groups: list[list[Word]] = []
     for word in words:
         if groups and groups[-1][-1].tag == word.tag and not word.begins:

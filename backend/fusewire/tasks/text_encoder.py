@@ -1,9 +1,9 @@
-"""Rows of requests to tokens that the model knows: texts, for many requests in one call of the
-tokenizer, and the ids of clients.
+"""Converts rows of requests to tokens in the model's vocabulary: texts, of many requests in one
+call of the tokenizer, and the ids of clients.
 
-Truncation is transformers': `longest_first` for pairs, and for questions with a long context
-windows over the context (`only_second` with a stride). A text that is too long and may not be cut
-is its own request's error.
+Truncation is that of transformers: `longest_first` for pairs, and windows over the context for
+questions with a long context (`only_second` with a stride). A text that is too long and may not be
+truncated is an error of its own request only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fusewire.settings import MOST_WINDOWS
 from fusewire.tasks.rows import IdRow, Query, Row, TextRow, Tokens
 from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.long_pairs import shortened
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tokenizer_library import TokenizerFault
 
 # Question answering reads windows of this many tokens by default, as transformers does.
 WINDOW_TOKENS = 384
@@ -29,7 +30,7 @@ WINDOW_STRIDE = 128
 
 
 class TextEncoder:
-    """Fills in `Query.tokens`. One thread at a time: truncation is state of the tokenizer."""
+    """Fills in `Query.tokens`. Not thread-safe, as truncation is state of the tokenizer."""
 
     threads = 1
 
@@ -43,9 +44,9 @@ class TextEncoder:
         vocab_size: int,
         type_vocab_size: int,
     ) -> None:
-        """`max_length`: of the deployment. `windows`: long second texts are read in windows.
-        `offsets`: the task maps tokens back to the text. `vocab_size`, `type_vocab_size`: of the
-        model."""
+        """`max_length`: limit of the deployment. `windows`: read long second texts in windows.
+        `offsets`: whether the task maps tokens back to the text. `vocab_size`, `type_vocab_size`:
+        those of the model."""
         self.tokenizer = tokenizer
         self._max_length = max_length
         self._windows = windows
@@ -54,16 +55,16 @@ class TextEncoder:
         self._types = max(type_vocab_size, 1)
 
     def start(self, queries: Iterable[Query]) -> None:
-        """Nothing: texts are tokenised by `encode`."""
+        """Does nothing: `encode` tokenises texts."""
 
     def close(self) -> None:
-        """Nothing: it has no threads."""
+        """Does nothing: there are no threads."""
 
     def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
-        """Sets `tokens` of each query; returns the errors by the query's index."""
+        """Sets `tokens` of each query. Returns the errors by the query's index."""
         errors: dict[int, FusewireError] = {}
         groups: dict[tuple[int, bool], list[tuple[int, TextRow]]] = defaultdict(list)
-        # Rows are looked into one by one only to name what is wrong.
+        # Rows are checked one by one only where an error must be located.
         known = self._known([row for query in queries for row in query.rows])
         for index, query in enumerate(queries):
             query.tokens = []
@@ -109,7 +110,7 @@ class TextEncoder:
         return limit
 
     def _check_length(self, row: TextRow, limit: int) -> None:
-        """Refuses what is too long before it is tokenised, where that is known."""
+        """Raises InvalidInput for a text that is known to be too long before it is tokenised."""
         assert self.tokenizer is not None
         texts = [row.text] if row.pair is None else [row.text, row.pair]
         most = limit * (MOST_WINDOWS + 1) if self._windows else limit
@@ -130,7 +131,7 @@ class TextEncoder:
     ) -> list[Encoding | InvalidInput]:
         assert self.tokenizer is not None  # texts are refused earlier where there is none
         cut = None
-        # Too few tokens to hold even the special ones: leave whole, `_fitted` refuses it.
+        # Not truncated to a limit that does not even hold the special tokens: `_fitted` refuses it.
         if truncate and limit > self.tokenizer.added_tokens(pair=True):
             cut = {
                 "max_length": limit,
@@ -140,7 +141,7 @@ class TextEncoder:
             }
         try:
             return [*self._tokenized(texts, cut)]
-        except (TokenizerFault, InvalidInput):  # of one text (a word that nothing spells)
+        except (TokenizerFault, InvalidInput):  # of one text (a word without tokens)
             return [self._encode_alone(text, cut) for text in texts]
 
     def _tokenized(
@@ -195,7 +196,7 @@ class TextEncoder:
         )
 
     def _known(self, rows: Sequence[Row]) -> bool:
-        """Whether the model knows all ids and token types that clients sent."""
+        """Whether all ids and token types that clients sent are in the model's vocabulary."""
         sent = [row for row in rows if isinstance(row, IdRow)]
         if not sent:
             return True
@@ -212,7 +213,8 @@ class TextEncoder:
             raise InvalidInput("token_type_ids", unknown, wanted, "correct or omit it")
 
     def _of_text(self, encoding: Encoding) -> Tokens:
-        """A folder's tokenizer may know more than its model."""
+        """Returns the tokens of a text. Raises InvalidInput for a token that is not in the model's
+        vocabulary: a folder's tokenizer may have more tokens than its model."""
         assert self.tokenizer is not None
         tokens = Tokens.of_text(encoding, uses_types=self._types > 1)
         if (unknown := _outside(tokens.sequence.input_ids, self._vocab_size)) is not None:
@@ -250,7 +252,7 @@ class TextEncoder:
                 f"that share {stride} (doc_stride) must move on over the context",
                 "shorten the question or lower doc_stride",
             )
-        # Counted before they are made: a request of a megabyte could ask for gigabytes of windows.
+        # Counted before they are made: a request of a megabyte could need gigabytes of windows.
         context = len(encoding) - (limit - room)
         windows = sum(len(row_windows) - 1 for row_windows in query.tokens)
         windows += -(-(context - room) // (room - stride))
@@ -274,8 +276,8 @@ def _text(prompt: str, row: TextRow) -> str | tuple[str, str]:
 
 
 def _outside(ids: NDArray[np.integer[Any]], end: int) -> int | None:
-    """The first id that is not 0..end - 1."""
-    unsigned = ids.view(f"u{ids.itemsize}")  # negative ones are the largest
+    """Returns the first id outside 0..end - 1, or None."""
+    unsigned = ids.view(f"u{ids.itemsize}")  # negative ids become the largest
     if int(unsigned.max()) < end:
         return None
     return int(ids[unsigned >= end][0])

@@ -1,6 +1,6 @@
-"""A request for what is said in a sound: what its tensors say, checked, and the sound's features.
+"""A request for transcription: its tensors are checked, and the features of its audio computed.
 
-The contract is that of `generate`, with a file of sound or samples in place of a prompt.
+The contract is that of `generate`, with an audio file or samples in place of a prompt.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fusewire.tasks.parameters import Value
 
 _INPUTS = tuple(tensor.name for tensor in contract(TRANSCRIBE)[0])
 _SOUNDS = ("audio", "samples")
-# Files begin with one of these, and no base64 of one does.
+# First bytes of audio files. The base64 of a file begins with none of them.
 _FILES = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff")
 
 
 @dataclass(frozen=True)
 class TranscribeRequest(GenerateRequest):
-    """Its prompt is a Sound of `duration` seconds."""
+    """A request whose prompt is a Sound of `duration` seconds."""
 
     duration: float = 0.0
 
@@ -43,16 +43,16 @@ def read(
     sound: ReadsSound,
     begins: Callable[[GenerationParameters], object] = lambda asked: None,
 ) -> TranscribeRequest:
-    """A request from its tensors and its parameters; InvalidInput names what is wrong, and the
-    errors of `sound`. `begins`: is called before the sound is read, which may take seconds, and
-    raises an error where nobody waits for it any more. Segments are of timestamps, which are looked
-    for where the request does not say otherwise."""
+    """Returns the request of these tensors and parameters. Raises InvalidInput that names what is
+    wrong, and the errors of `sound`. `begins` is called before the audio is read, which may take
+    seconds; it raises an error where the client no longer waits. Segments need timestamps, which
+    are requested unless the request sets them itself."""
     for name in inputs:
         if name not in _INPUTS:
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
     given = [name for name in _SOUNDS if name in inputs]
     if len(given) != 1:
-        got = " and ".join(given) or "no sound"
+        got = " and ".join(given) or "no audio"
         raise InvalidInput(given[0] if given else "audio", got, "audio or samples", "send one")
     wanted = returned(inputs, TRANSCRIBE_RETURNED)
     values = sent_parameters(inputs, parameters)
@@ -74,7 +74,8 @@ def read(
 
 
 def _heard(field: str, array: NDArray[Any], reader: ReadsSound) -> Heard:
-    """The sound of a tensor: a file, as it is or in base64, or numbers. InvalidInput."""
+    """Returns the audio of a tensor: a file, as bytes or in base64, or samples. Raises
+    InvalidInput."""
     if field == "samples":
         return reader.samples(array, field)
     data = single({field: array}, field)
@@ -82,8 +83,8 @@ def _heard(field: str, array: NDArray[Any], reader: ReadsSound) -> Heard:
         data = data.encode(errors="replace")
     if not isinstance(data, bytes):
         got = type_name(data)
-        raise InvalidInput(field, got, "bytes of a file of sound", "send a file, or samples")
+        raise InvalidInput(field, got, "bytes of an audio file", "send a file, or samples")
     if not data.startswith(_FILES):
-        with contextlib.suppress(binascii.Error):  # neither: the file's error says what is wanted
+        with contextlib.suppress(binascii.Error):  # `reader.file` refuses what is neither
             data = base64.b64decode(data, validate=True)
     return reader.file(data, field)

@@ -1,1 +1,2 @@
-"""Text alone: tokenizers, detokenizing, chat templates, JSON. No models, no tasks."""
+"""Everything about text that needs neither models nor tasks: tokenizers, detokenisation, chat
+templates, JSON."""

@@ -1,6 +1,7 @@
-"""JSON of a request: bounded in size, nesting and number of values, strict in what JSON allows.
+"""Parses JSON of a request with limits on size, nesting and number of values. Accepts only valid
+JSON.
 
-All bounds are checked before anything is parsed, so that parsing takes bounded time and memory.
+All limits are checked before parsing, so that parsing takes bounded time and memory.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import Any, NoReturn
 
 from fusewire.errors import InvalidInput, json_type
 
-# Over ten times what the longest sensible parameters take: every list at its limit.
+# Over ten times the size of the longest sensible parameters, with every list at its limit.
 MOST_BYTES = 1 << 18
-# The object, and lists or objects in it; one more than any field has, so that the field is named.
+# The object, and lists or objects in it. One more than any field has, so that the error for a field
+# with more names it.
 MOST_NESTING = 3
-# More token ids than a request needs. Parsed, they take 20 MB.
+# More token ids than a request needs. They take 20 MB when parsed.
 MOST_VALUES = 1 << 19
-# Lists, objects and members of objects: each takes a hundred bytes and more.
+# Lists, objects and members of objects: each takes at least a hundred bytes.
 MOST_MEMBERS = 1 << 15
 
-_SLICE_BYTES = 1 << 14  # between which other threads run
+_SLICE_BYTES = 1 << 14  # other threads can run between slices
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},:"))
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -32,9 +34,9 @@ def read_object(
     most_bytes: int = MOST_BYTES,
     most_nesting: int = MOST_NESTING,
 ) -> dict[str, Any]:
-    """The object in `text`. InvalidInput names `field`: too long, not UTF-8, ill-formed, nested too
-    deep, too many values, a key given twice or with a lone surrogate, NaN or Infinity (which JSON
-    has not)."""
+    """Returns the object in `text`. Raises InvalidInput with `field` for text that is too long, not
+    UTF-8, ill-formed, nested too deep or with too many values, for a key that occurs twice or has a
+    lone surrogate, and for NaN or Infinity, which are not JSON."""
     value = _read(field, text, most_bytes, most_nesting)
     if not isinstance(value, dict):
         remedy = 'send {"name": value, ...}'
@@ -43,7 +45,7 @@ def read_object(
 
 
 def read_list(field: str, text: bytes, most_bytes: int, most_nesting: int) -> list[Any]:
-    """The list in `text`; InvalidInput as `read_object`."""
+    """Returns the list in `text`. Raises InvalidInput as `read_object`."""
     value = _read(field, text, most_bytes, most_nesting)
     if not isinstance(value, list):
         raise InvalidInput(field, json_type(value), "a JSON list", "send [...]")
@@ -83,13 +85,13 @@ def _read(field: str, text: bytes | bytearray, most_bytes: int, most_nesting: in
         raise InvalidInput(
             field, f"ill-formed JSON ({got})", "well-formed JSON", "correct it"
         ) from None
-    except ValueError:  # a whole number of thousands of digits
+    except ValueError:  # an integer of thousands of digits
         raise InvalidInput(field, "a number with too many digits", "fewer", "correct it") from None
 
 
 def _check_structure(field: str, text: bytes | bytearray, most_nesting: int) -> None:
-    """InvalidInput for more nesting or values than allowed; text that is not JSON may pass, as far
-    as a parser reads it."""
+    """Raises InvalidInput for more nesting or values than allowed. Text that is not JSON may pass
+    if a parser stops before it exceeds a limit."""
     depth = values = members = quotes = 0
     for structure, more_quotes in _structure(text):
         for bracket in structure.translate(None, b",:"):
@@ -114,12 +116,12 @@ def _check_structure(field: str, text: bytes | bytearray, most_nesting: int) -> 
 
 
 def _structure(text: bytes | bytearray) -> Iterator[tuple[bytes, int]]:
-    """The brackets, commas and colons outside of strings, and the number of quotes around these,
-    slice by slice."""
+    """Yields, slice by slice, the brackets, commas and colons outside strings, and the number of
+    quotes that delimit strings."""
     start, in_string = 0, False
     while start < len(text):
         piece = text[start : start + _SLICE_BYTES]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # cut no escape in two
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # do not split an escape
             piece = text[start : start + _SLICE_BYTES + 1]
         start += len(piece)
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')

@@ -1,7 +1,6 @@
-"""How byte-level vocabularies spell bytes: printable Latin-1 characters as themselves, the others,
-in order, from U+0100 on (GPT-2, "Language Models are Unsupervised Multitask Learners", section
-2.2).
-"""
+"""The characters by which byte-level vocabularies represent bytes: printable Latin-1 characters
+represent themselves, and the other bytes are U+0100 and following, in order (GPT-2, "Language
+Models are Unsupervised Multitask Learners", section 2.2)."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ def _spelled() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-SPELLED = _spelled()  # of each byte
+SPELLED = _spelled()  # character of each byte
 _BYTE_OF = {character: byte for byte, character in enumerate(SPELLED)}
 
 
 def bytes_of(piece: str) -> bytes:
-    """A byte-level token's characters' bytes, or, where one of them stands for no byte (in an added
-    token), its own UTF-8."""
+    """Returns the bytes of a byte-level token. Where one of its characters represents no byte (in
+    an added token), returns the token's own UTF-8."""
     try:
         return bytes([_BYTE_OF[character] for character in piece])
     except KeyError:

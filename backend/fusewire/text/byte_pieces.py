@@ -1,5 +1,5 @@
-"""The bytes that pieces of a vocabulary stand for, where it spells bytes: several tokens may share
-those of a character."""
+"""The bytes that vocabulary pieces represent, for vocabularies of bytes, in which a character may
+take several tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
+BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses it
 
 
 def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
-    """A decoder's steps as tokenizer.json spells them, sequences in sequences laid flat."""
+    """Returns a decoder's steps as in tokenizer.json, with nested sequences flattened."""
 
     def flat(step: dict[str, Any]) -> Iterable[dict[str, Any]]:
         if step["type"] != "Sequence":
@@ -23,10 +23,10 @@ def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
 
 
 def joins_bytes(steps: list[dict[str, Any]]) -> bool:
-    """Whether a decoder takes each character of a token for a byte."""
+    """Whether a decoder converts each character of a token to a byte."""
     return [step["type"] for step in steps] == ["ByteLevel"]
 
 
 def byte_of_token(piece: str) -> bytes | None:
-    """The byte that a token of ByteFallback is; None of others."""
+    """Returns the byte of a ByteFallback token, or None for another token."""
     return bytes([int(piece[3:5], 16)]) if BYTE_TOKEN.fullmatch(piece) else None

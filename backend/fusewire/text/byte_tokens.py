@@ -1,5 +1,5 @@
-"""ByT5's tokens (Xue et al., 2022), which no file lists: the bytes of UTF-8, behind <pad>, </s> and
-<unk>, and before the sentinels."""
+"""ByT5's tokens (Xue et al., 2022), which no file lists: <pad>, </s> and <unk>, then the bytes of
+UTF-8, then the sentinels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST_EXTRA_IDS = 10_000
 
 
 def byte_backend(config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """`config`: tokenizer_config.json, whose `added_tokens_decoder` is left to the caller.
-    CheckpointError."""
+    """Returns the tokenizer. `config`: tokenizer_config.json; the caller adds its
+    `added_tokens_decoder`. Raises CheckpointError."""
     first = [named_token(config, role, usual) for role, usual in _FIRST.items()]
     vocabulary = {piece: index for index, piece in enumerate([*first, *SPELLED])}
     if len(vocabulary) < len(first) + len(SPELLED) or "" in first:
@@ -28,7 +28,7 @@ def byte_backend(config: dict[str, Any]) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    # Transformers takes white space around these away, and around no other.
+    # transformers strips white space around these tokens only.
     around = [AddedToken(name, lstrip=True, rstrip=True, normalized=False) for name in first]
     backend.add_special_tokens(around)
     backend.add_special_tokens([*_sentinels(config)])
@@ -43,7 +43,8 @@ def byte_backend(config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _sentinels(config: dict[str, Any]) -> list[str]:
-    """The sentinels that the file names, by one key or another, else the usual ones."""
+    """Returns the sentinels that the file names under one of two keys, otherwise the default
+    ones."""
     for key in ("additional_special_tokens", "extra_special_tokens"):
         names = config.get(key)
         if names:

@@ -1,9 +1,9 @@
-"""The replacements that a SentencePiece model makes in a text first, exactly as it makes them.
+"""The replacements that a SentencePiece model applies to a text first, exactly as it applies them.
 
-They are compiled into a double-array trie over UTF-8 (Yata et al., 2007, as Darts-clone lays it
-out), whose values are places in a block of zero-terminated texts. `tokenizers` has a normaliser for
-it, which replaces grapheme by grapheme and so loses marks and Hangul; here the longest rule is
-taken at every character.
+They are compiled into a double-array trie over UTF-8 (Yata et al., 2007, in the layout of
+Darts-clone), whose values are offsets into a block of zero-terminated texts. The normaliser of
+`tokenizers` for it replaces grapheme by grapheme, and so loses marks and Hangul. Here the longest
+matching rule is applied at every character.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
 
-# Rules of NFKC with case folding take 250 KB: 230,000 keys of up to 13 bytes.
+# The rules of NFKC with case folding take 250 KB: 230,000 keys of up to 13 bytes.
 _MOST_BYTES = 2 << 20
 _MOST_KEYS = 1 << 20
 _MOST_KEY_BYTES = 64
 
 
 class Charsmap:
-    """Replaces the longest rule's text at each character, from left to right."""
+    """Applies the longest matching rule at each character, from left to right."""
 
     def __init__(self, blob: bytes, name: str) -> None:
-        """`name` of the file in messages. CheckpointError for a blob that is damaged."""
+        """`name`: the file that messages name. Raises CheckpointError for a damaged blob."""
         self._name = name
-        self._places: dict[str, int] = {}  # of what each key becomes, in `_texts`
+        self._places: dict[str, int] = {}  # key -> offset of its replacement in `_texts`
         self._texts = b""
         if blob:
             self._read(blob)
         self._longest = max(map(len, self._places), default=0)
-        # A match has one of these: it is a rule of one character, or goes on with one. Where one
-        # of them follows, a character may begin a match.
+        # The keys of one character, and all characters after the first of longer keys. Every match
+        # contains one of them: a match begins at such a character, or at the one before it.
         ends = (key if len(key) == 1 else key[1:] for key in self._places)
         self._special = frozenset("".join(ends))
         self._runs = re.compile(f"[{_class(self._special)}]+") if self._special else None
@@ -74,7 +74,7 @@ class Charsmap:
         try:
             self._texts.decode()
             for keys, places in self._keys(np.frombuffer(blob, "<u4", size // 4, 4)):
-                # No place is in the middle of a character.
+                # An offset into the middle of a character is damage.
                 starts = np.frombuffer(self._texts, np.uint8)[places % len(self._texts)]
                 if len(self._places) + len(keys) > _MOST_KEYS:
                     raise self._damaged(f"more than {_MOST_KEYS} rules")
@@ -89,8 +89,8 @@ class Charsmap:
     def _keys(
         self, units: NDArray[np.uint32]
     ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """(keys [n, length], values [n]) of each length. A unit stands at its parent's offset XOR
-        its own label; equal ends of keys share their units."""
+        """Yields (keys [n, length], values [n]) for each length. The index of a unit is its
+        parent's offset XOR its own label. Equal suffixes of keys share their units."""
         offsets = ((units >> 10) << ((units & 512) >> 6)).astype(np.int64)
         labels = (units & 0x800000FF).astype(np.int64)
         children = np.flatnonzero((labels > 0) & (labels < 256))

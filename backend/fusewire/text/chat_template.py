@@ -1,7 +1,7 @@
-"""A folder's chat template: messages to the text of a prompt, as transformers renders it.
+"""Renders messages with a folder's chat template to the text of a prompt, as transformers does.
 
 The template comes from the folder, never from a request. A conversation that it refuses, or cannot
-render, is its request's error. Rendering takes as long as the template likes.
+render, is an error of its request. The time of rendering is not limited.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from fusewire.weights import file_in, read_json
 
 FILE = "chat_template.jinja"
 LEGACY_FILE = "chat_template.json"
-# Models come with less than half of it. Compiling takes seconds for so much, and grows with it.
+# Published templates have less than half of it. Compiling this much takes seconds; the time grows
+# with the size.
 MOST_TEMPLATE_BYTES = 1 << 17
 
-_VARIABLES = "chat_template_kwargs"  # under which requests send them
+_VARIABLES = "chat_template_kwargs"  # the field of requests
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class ChatTemplate:
-    """One folder's template, compiled once. Rendering is safe from several threads."""
+    """One folder's template, compiled once. Rendering is thread-safe."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str], *, source: str) -> None:
-        """`special_tokens`: by role (bos_token), which the template sees under these names.
-        `source`: the file, for messages. CheckpointError: not a template, or not a safe one."""
+        """`special_tokens`: by role (bos_token), which are the names that the template uses.
+        `source`: the file that messages name. Raises CheckpointError for text that is not a
+        template, or not a safe one."""
         self._source = source
         self._special_tokens = dict(special_tokens)
         try:
@@ -50,9 +52,10 @@ class ChatTemplate:
 
     @staticmethod
     def load(folder: Path, file: Path | None = None) -> ChatTemplate | None:
-        """The folder's template, None where it has none: chat_template.jinja, else
-        tokenizer_config.json's, of several the one named default, else chat_template.json's.
-        `file`: the operator's, instead of the folder's."""
+        """Returns the folder's template: chat_template.jinja, otherwise that of
+        tokenizer_config.json (of several, the one named default), otherwise that of
+        chat_template.json, or None. `file`: the operator's template, which replaces the
+        folder's."""
         config = read_json(folder, CONFIG) or {}
         found = _text_of(folder, config) if file is None else (_read(file, str(file)), str(file))
         if found is None:
@@ -74,12 +77,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt, special tokens written out: to be tokenised without adding any.
+        """Returns the prompt with its special tokens written out. Tokenise it without adding any.
 
         `messages`: objects with `role` and, where they have text, `content`, as parsed from JSON.
         `add_generation_prompt`: end with the beginning of the assistant's answer.
-        `template_kwargs`: more that the template may read, by name (enable_thinking, …); plain
-        values of JSON.
+        `template_kwargs`: further variables of the template (enable_thinking, …) with plain JSON
+        values.
         """
         conversation = checked_messages(messages)
         further = self._checked_variables(template_kwargs or {})
@@ -92,13 +95,13 @@ class ChatTemplate:
                 **self._special_tokens,
                 **further,
             )
-        except MemoryError:  # whoever bounds the memory says how much there is
+        except MemoryError:  # the process that limits the memory reports it
             raise
         except SecurityError as error:
             raise self._unsafe(error) from None
         except _Refusal as error:
             raise _refused(f"what the chat template refuses ({_brief(error)})") from None
-        except Exception as error:  # whatever a template makes of data that it did not expect
+        except Exception as error:  # any type, for data that a template does not expect
             got = f"what the chat template cannot render ({type(error).__name__}: {_brief(error)})"
             raise _refused(got) from None
 
@@ -122,11 +125,11 @@ class ChatTemplate:
 
 
 class _Refusal(TemplateError):
-    """The template's own `raise_exception`."""
+    """Raised by `raise_exception` in a template."""
 
 
 def _environment() -> TemplateSandbox:
-    """A sandbox with the functions that transformers gives chat templates."""
+    """Returns a sandbox with the functions that transformers provides to chat templates."""
 
     def tojson(
         value: Any,
@@ -157,7 +160,7 @@ def _environment() -> TemplateSandbox:
 
 
 def _text_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(template, the file that it stands in)."""
+    """Returns (template, the file that contains it), or None."""
     path = file_in(folder, FILE)
     if path is not None:
         return _read(path, FILE), FILE
@@ -178,7 +181,7 @@ def _text_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _read(path: Path, name: str) -> str:
-    """A template's file, `name` in messages."""
+    """Returns the content of a template file. `name`: its name in messages."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_TEMPLATE_BYTES + 1)

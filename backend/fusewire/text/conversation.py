@@ -1,4 +1,4 @@
-"""The messages of a conversation, as parsed from JSON: their form and size, before a chat template
+"""Checks form and size of a conversation's messages, as parsed from JSON, before a chat template
 renders them."""
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from typing import Any
 from fusewire.errors import InvalidInput, type_name
 from fusewire.text.message_parts import text_of_parts
 
-# A conversation's size: more tokens than any model reads.
+# Limits of a conversation: more tokens than any model can process.
 MOST_MESSAGES = 4096
 MOST_CHARACTERS = 1 << 22
-MOST_NESTING = 16  # of what a message holds beside its text, as calls of tools
+MOST_NESTING = 16  # of a message's fields beside its text, such as tool calls
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
-    """The messages without their nulls, which templates do not expect, and each with one text."""
+    """Returns the messages without null values, which templates do not expect, and with the parts
+    of each content joined to one text. Raises InvalidInput."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         got = type_name(messages, "null")
         raise InvalidInput("messages", got, "a list", "send a conversation")
@@ -59,7 +60,8 @@ def _may_be_silent(message: Mapping[str, Any]) -> bool:
 
 
 def json_size(value: object, where: str, field: str = "messages", depth: int = 0) -> int:
-    """Characters and entries of plain JSON; InvalidInput names `field` for anything else."""
+    """Returns the number of characters and entries of plain JSON. Raises InvalidInput with `field`
+    for other values."""
     if depth > MOST_NESTING:
         wanted = f"at most {MOST_NESTING} levels"
         raise InvalidInput(field, f"deeper nesting{where}", wanted, "flatten it")

@@ -1,20 +1,22 @@
-"""Generated ids to text, piece by piece, as exact as decoding all of them at once.
+"""Converts generated ids to text incrementally, with the same result as decoding all of them at
+once.
 
-The pieces of a sequence join to what the tokenizer decodes from prompt and answer together, less
-the prompt's text, and each token costs a constant amount of work. How that is reached depends on
-the tokenizer's decoder:
+The pieces of a sequence concatenate to the decoded text of prompt and answer together, without the
+prompt's text, and each token costs a constant amount of work. The method depends on the tokenizer's
+decoder:
 
-- ByteLevel (GPT-2, Llama 3, Qwen) joins bytes, so a streaming UTF-8 decoder is exact: it holds back
-  a character's first bytes alone, and gives U+FFFD for what cannot become one (ByT5: nothing).
-- Every other decoder here treats tokens one by one, but for the first of a text. So a token's text
-  is what it adds after a token or two before it.
-- ByteFallback (Llama 2, Gemma) reads neighbouring byte tokens (<0x0A>) as a whole: one bad byte
-  makes U+FFFD of all. They are held back until another token ends the run.
-- Pieces of Marian and M2M-100 are joined one by one (fusewire.text.piece_text), where white space
-  waits for a token behind it, as none ends the text.
+- ByteLevel (GPT-2, Llama 3, Qwen) joins bytes, so a streaming UTF-8 decoder is exact. It holds back
+  the first bytes of an incomplete character, and emits U+FFFD for bytes that cannot become one
+  (ByT5: nothing).
+- Every other decoder here decodes tokens one by one, except for the first of a text. So the text of
+  a token is what it adds after one or two tokens before it.
+- ByteFallback (Llama 2, Gemma) decodes neighbouring byte tokens (<0x0A>) as a whole: one invalid
+  byte makes all of them U+FFFD. They are held back until another token ends the run.
+- Pieces of Marian and M2M-100 are joined one by one (fusewire.text.piece_text). White space is held
+  back until the next token, because a text does not end in white space.
 
-(The library's own DecodeStream never lets out the half character that a text ends on, and reads a
-run of bad bytes again with each that follows.)
+(The library's own DecodeStream never emits an incomplete character at the end of a text, and
+decodes a run of invalid bytes again with each token that follows.)
 """
 
 from __future__ import annotations
@@ -32,32 +34,35 @@ from fusewire.text.piece_text import Joining
 from fusewire.text.tokenizer import Tokenizer
 from fusewire.weights.formats import TOKENIZER as FILE
 
-# Last tokens of a prompt in which text is looked for, as context of the answer.
+# Number of last tokens of a prompt that are searched for text, the context of the answer.
 _PROMPT_TOKENS = 16
 
 
 class Detokenizer:
-    """A tokenizer's way from ids to text. CheckpointError where its decoder has no exact stream."""
+    """Converts the ids of a tokenizer to text. Raises CheckpointError where its decoder cannot be
+    streamed exactly."""
 
     def __init__(self, tokenizer: Tokenizer, also_special: Collection[int] = ()) -> None:
-        """`also_special`: ids that are skipped as special tokens are, though the tokenizer has them
-        as others (Whisper's timestamps)."""
+        """`also_special`: ids to skip like special tokens, although they are not special in the
+        tokenizer (Whisper's timestamps)."""
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids.union(also_special)
         steps = [] if tokenizer.joining else decoder_steps(tokenizer.backend.decoder)
         self._joins_bytes = joins_bytes(steps)
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
-        self._bytes = cache(bytes_of)  # of a vocabulary: once for each token
+        self._bytes = cache(bytes_of)  # computed once per token of the vocabulary
         self._spelling = cache(tokenizer.spelling)
         if not self._joins_bytes:
             _check(steps)
 
     def start(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TextStream:
-        """The text of one sequence after the ids of `prompt`, which decide about a first space."""
+        """Returns the text stream of one sequence after the ids of `prompt`, which determine
+        whether it begins with a space."""
         skipped = self._special if skip_special_tokens else frozenset()
 
         def piece(token: int) -> str | None:
-            """As the vocabulary spells it; None where decoding passes over it."""
+            """Returns the token's string in the vocabulary, or None for a token that decoding
+            skips."""
             return None if token in skipped else self._spelling(token)
 
         if (joining := self._tokenizer.joining) is not None:
@@ -69,7 +74,7 @@ class Detokenizer:
         anchor: list[int] = []
         for token in reversed(prompt):
             spelled = piece(token)
-            # The prompt's last byte tokens end with it: the answer begins a run of its own.
+            # A run of byte tokens ends with the prompt: the answer begins a new run.
             if spelled is None or (not anchor and self._is_byte(spelled)):
                 continue
             anchor.insert(0, token)
@@ -96,25 +101,25 @@ class TextStream:
         self._tightening = TighteningStream() if cleans_spaces else None
 
     def step(self, token: int) -> str:
-        """The text that is certain with one more token; often none."""
+        """Returns the text that one more token makes final; often empty."""
         piece = self._piece(token)
         text = "" if piece is None else self._source.step(token, piece)
         return self._tightening.feed(text) if self._tightening else text
 
     def steps(self, tokens: Sequence[int]) -> str:
-        """As `step` of one after the other."""
+        """Calls `step` for several tokens."""
         pieces = [(token, piece) for token in tokens if (piece := self._piece(token)) is not None]
         text = self._source.steps(pieces)
         return self._tightening.feed(text) if self._tightening else text
 
     def flush(self) -> str:
-        """At the end: what was held back."""
+        """Returns the text that was held back, at the end of the sequence."""
         text = self._source.flush()
         return self._tightening.feed(text) + self._tightening.flush() if self._tightening else text
 
 
 class Silence(TextStream):
-    """The text of a sequence that nobody reads: always empty."""
+    """The text of a sequence whose text is not needed: always empty."""
 
     def __init__(self) -> None:
         pass
@@ -136,7 +141,8 @@ class _Source(Protocol):
 
 
 class _Bytes:
-    """A byte-level decoder: `spelled` gives a token's bytes, `errors` is that of `bytes.decode`."""
+    """A byte-level decoder. `spelled` returns a token's bytes; `errors` is that of
+    `bytes.decode`."""
 
     def __init__(self, spelled: Callable[[str], bytes], errors: str) -> None:
         self._spelled = spelled
@@ -153,13 +159,13 @@ class _Bytes:
 
 
 class _Pieces:
-    """Pieces that are joined as a class of transformers does it."""
+    """Joins pieces as a class of transformers does."""
 
     def __init__(self, joining: Joining, prompt: Iterable[str]) -> None:
         self._stream = joining.stream()
         for piece in prompt:
             self._stream.step(piece)
-        self._stream.flush()  # of bytes
+        self._stream.flush()  # ends a run of bytes
 
     def step(self, token: int, piece: str) -> str:
         return self._stream.step(piece)
@@ -172,8 +178,9 @@ class _Pieces:
 
 
 class _Window:
-    """A decoder of single tokens. `_anchor`: the last tokens whose text is out, the fewest that
-    have a text, `_shown`; so the first token's rule has nothing left to do after them."""
+    """A decoder of single tokens. `_anchor` are the last tokens whose text has been emitted: the
+    fewest that have a text, `_shown`. After them the special rule for the first token of a text has
+    no effect."""
 
     def __init__(
         self, decode: Callable[[list[int]], str], is_byte: Callable[[str], bool], anchor: list[int]
@@ -212,7 +219,7 @@ class _Window:
 
 
 def _check(steps: list[dict[str, Any]]) -> None:
-    """Refuses steps by which a token changes text further back than the token before it."""
+    """Raises CheckpointError for steps in which a token changes text before the previous token."""
     fused = False
     for step in steps:
         kind = step["type"]

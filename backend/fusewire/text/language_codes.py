@@ -1,8 +1,8 @@
-"""The languages of published translation models by their codes, in the order of the models' token
-ids: those of mBART (Liu et al., 2020), mBART-50 (Tang et al., 2020), NLLB-200 (NLLB Team, 2022)
-and M2M-100 (Fan et al., 2020), whose WMT21 models (Tran et al., 2021) know fewer.
+"""The language codes of published translation models, in the order of the models' token ids: those
+of mBART (Liu et al., 2020), mBART-50 (Tang et al., 2020), NLLB-200 (NLLB Team, 2022) and M2M-100
+(Fan et al., 2020), of which the WMT21 models (Tran et al., 2021) have fewer.
 
-SentencePiece files do not have them: their tokens come behind the pieces.
+SentencePiece files do not contain them: their token ids follow those of the pieces.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ M2M_100 = _codes(
     """
 )
 
-# PLBart's (Ahmad et al., 2021), of the models of one pair and of all.
+# PLBart's (Ahmad et al., 2021), for models of one pair and for multilingual ones.
 PLBART = ("java", "python", "en_XX")
 PLBART_MULTI = (*PLBART, "javascript", "php", "ruby", "go")
 

@@ -1,7 +1,6 @@
-"""How classes of tokenizers mark a source's language: by a token of its own, in front of the text
-or behind it. tokenizer.json has one language frozen into it, at times in the wrong place (NLLB's
-published files are older than its class), so that what the class says goes before.
-"""
+"""How each tokenizer class marks the language of a source: by a token before or after the text.
+tokenizer.json contains one fixed language, sometimes on the wrong side (NLLB's published files are
+older than its class), so the class takes precedence."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ _NONE = "(?!)"
 
 @dataclass(frozen=True)
 class LanguageMarks:
-    """`codes`: those of the published models, by token id. `default`: of a source where the files
-    name none; None: then none is marked. `source_at`: where the source's token stands; the end
-    token stands behind the text in any case. `spelled`: a code as its token. `others`: what further
-    codes look like, a regular expression."""
+    """`codes`: those of the published models, by token id. `default`: language of a source where
+    the files name none; None: such a source is not marked. `source_at`: the side of the text on
+    which the source's token is; the end token follows the text in both cases. `spelled`: format of
+    a code's token. `others`: regular expression of further codes."""
 
     codes: tuple[str, ...]
     default: str | None
@@ -40,12 +39,12 @@ class LanguageMarks:
         return self.spelled.format(code)
 
     def code(self, token: str) -> str | None:
-        """The language code that a token stands for; None for another token."""
+        """Returns the language code of a token, or None for another token."""
         return _code(token, self.spelled, "|".join([*map(re.escape, self.codes), self.others]))
 
     def languages(self, ids: Mapping[str, int], config: dict[str, Any]) -> Languages:
-        """`ids`: of tokens, of which those spelled like a language are one. CheckpointError for a
-        `src_lang` that is none."""
+        """Returns the languages of a model. `ids`: token -> id; tokens with the format of a
+        language count as one. Raises CheckpointError where `src_lang` is not one of them."""
         known = {code: ids[token] for token in ids if (code := self.code(token))}
         named = config.get("src_lang")
         if isinstance(named, str):
@@ -59,7 +58,7 @@ class LanguageMarks:
         return Languages(known, self.source_at, default_source=source if source in known else None)
 
     def template(self, language: str | None, end: str) -> tuple[str, str]:
-        """What stands around a text, $A, and around a pair with $B."""
+        """Returns the templates of a text $A and of a pair with $B."""
         if language is None:
             return f"$A {end}", f"$A $B {end}"
         token = self.token(language)
@@ -68,8 +67,8 @@ class LanguageMarks:
 
 
 def marks_of(kind: str, config: dict[str, Any]) -> LanguageMarks | None:
-    """The marks of the class of tokenizers that `tokenizer_class` calls `kind`; None for a class
-    without. CheckpointError for language_codes that are not known."""
+    """Returns the marks of a tokenizer class (`kind` is the result of `tokenizer_class`), or None
+    for a class without any. Raises CheckpointError for unknown language_codes."""
     marks = _MARKS.get(kind)
     if marks is None:
         return None
@@ -94,8 +93,9 @@ def _unknown_codes(got: object, wanted: str) -> CheckpointError:
 
 
 def follow_class(backend: tokenizers.Tokenizer, kind: str, config: dict[str, Any]) -> Languages:
-    """The languages of a tokenizer.json, whose template becomes that of its class. Of another
-    class (PreTrainedTokenizerFast), the file's own template says where the language stands."""
+    """Returns the languages of a tokenizer.json, and replaces its template by that of its class.
+    For other classes (PreTrainedTokenizerFast) the file's own template determines the side of the
+    language."""
     special = {
         token.content: index
         for index, token in backend.get_added_tokens_decoder().items()
@@ -121,8 +121,8 @@ def follow_class(backend: tokenizers.Tokenizer, kind: str, config: dict[str, Any
 
 
 def _frozen(backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> Languages:
-    """The languages of a template that stays as it is; none where no language stands around a
-    text."""
+    """Returns the languages of a template that is not changed, or none where it has no language
+    token."""
     for spelled, codes in (("{}", _SCRIPT_OR_REGION), ("__{}__", _LANGUAGE)):
         known = {
             code: special[token] for token in special if (code := _code(token, spelled, codes))
@@ -137,7 +137,7 @@ def _frozen(backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> Langua
 
 
 def _code(token: str, spelled: str, codes: str) -> str | None:
-    """The language code that a token stands for, one of `codes`; None for another token."""
+    """Returns the language code of a token if it is one of `codes`, otherwise None."""
     found = re.fullmatch(spelled.format(f"({codes})"), token)
     return found and found[1]
 

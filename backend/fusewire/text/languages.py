@@ -1,8 +1,8 @@
-"""Which languages a translation model knows, and how a request chooses among them.
+"""The languages of a translation model, and how a request selects them.
 
-The source's language is a token around the text, in front (NLLB, M2M-100, mBART-50) or behind
-(mBART, NLLB's `legacy_behaviour`). The target's is the first token of the answer, or, in
-multilingual Marian models, a token in front of the source (`>>fra<< Hello`).
+The source's language is a token before the text (NLLB, M2M-100, mBART-50) or after it (mBART,
+NLLB's `legacy_behaviour`). The target's language is the first token of the answer or, in
+multilingual Marian models, a token before the source (`>>fra<< Hello`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MOST_CHARACTERS = 40  # of a code, in a message
 
 @dataclass(frozen=True)
 class Languages:
-    """`ids`: code -> token, empty where the model knows no choice of languages. `source_at`: where
-    around a text the source's token stands. `in_source`: the target's token stands in front of the
-    source. `default_source`: what the tokenizer marks a text with where nobody chooses; None where
-    it marks none, or the model knows no choice."""
+    """`ids`: code -> token, empty where the model has no choice of languages. `source_at`: the side
+    of a text on which the source's token is. `in_source`: whether the target's token precedes the
+    source. `default_source`: the language with which the tokenizer marks a text by default; None
+    where it marks none, or the model has no choice."""
 
     ids: Mapping[str, int] = field(default_factory=dict)
     source_at: Literal["front", "back"] | None = None
@@ -33,7 +33,7 @@ class Languages:
 
     @property
     def codes(self) -> list[str]:
-        """As a request names them: `eng_Latn`, `en_XX`, `en`, `fra`."""
+        """The codes that requests use: `eng_Latn`, `en_XX`, `en`, `fra`."""
         return sorted(self.ids)
 
     def source_ids(
@@ -42,12 +42,12 @@ class Languages:
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> list[int]:
-        """The ids of a source text in `source_lang`, to be translated into `target_lang`.
+        """Returns the ids of a source text in `source_lang` for translation into `target_lang`.
 
-        `ids`: of the text with the special tokens around it, as Tokenizer.encode gives them, whose
-        language these replace. None leaves it. InvalidInput for a language that the model does not
-        know, for a source language where none is marked, and for ids without a language's token in
-        its place.
+        `ids`: those of the text with its special tokens, as Tokenizer.encode returns them, whose
+        language tokens are replaced. None leaves a language as it is. Raises InvalidInput for a
+        language that the model does not have, for a source language where sources are not marked,
+        and for ids without a language token on the expected side.
         """
         changed = list(ids)
         if source_lang is not None:
@@ -75,10 +75,10 @@ class Languages:
     def target_start(
         self, target_lang: str, decoder_start_token_id: int | None = None
     ) -> dict[str, int]:
-        """How an answer in `target_lang` begins, as parameters of generation: a
-        `forced_bos_token_id`, or, where `decoder_start_token_id` of the model is a language itself
-        (mBART, section 2.2), another such start. Empty where the source says it. InvalidInput as
-        of `source_ids`."""
+        """Returns the parameters of generation with which an answer in `target_lang` begins: a
+        `forced_bos_token_id` or, where the model's `decoder_start_token_id` is itself a language
+        (mBART, section 2.2), another `decoder_start_token_id`. Empty where the source determines
+        the language. Raises InvalidInput as `source_ids`."""
         token = self._id(TARGET, target_lang, marked=True)
         if self.in_source:
             return {}

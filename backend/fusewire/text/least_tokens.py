@@ -1,11 +1,11 @@
-"""How many tokens a text has at least, without tokenising it.
+"""Computes a lower bound of the number of tokens of a text, without tokenising it.
 
-Tokenising takes seconds and gigabytes for texts of megabytes, most of which could be refused by
-their length alone. Two rules never say more than there is. Where a vocabulary spells everything
-(byte-level BPE, byte fallback), a token holds no more characters than the longest entry. Where
-words are cut at spaces (WordPiece, WordLevel), each has a token. Other tokenizers (Unigram: any
-number of unknown characters is one token) have no such rule; nor has a normaliser that takes away
-what it likes.
+Tokenising a text of megabytes takes seconds and gigabytes, and most such texts can be refused by
+their length alone. There are two rules. Where a vocabulary covers every text (byte-level BPE, byte
+fallback), a token has no more characters than the longest entry. Where words are split at spaces
+(WordPiece, WordLevel), each word has at least one token. Other tokenizers have no such bound (with
+Unigram, any number of unknown characters is one token); nor has a normaliser that may remove
+arbitrary text.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
-# Characters. Shorter texts are tokenised in milliseconds, so they may as well be counted.
+# Characters. Shorter texts are tokenised in milliseconds, so the bound is not needed.
 WORTH_WHILE = 1 << 14
-# Characters that normal form C makes one of: most of a canonical decomposition, in any Unicode.
+# Maximum number of characters that normal form C composes to one: the longest canonical
+# decomposition in any version of Unicode.
 _COMPOSED = 4
 
-# By the names of tokenizer.json: what takes no character away but white space, ...
+# Names in tokenizer.json of normalisers that remove no characters but white space, ...
 _COMPOSING = {"NFC", "NFKC"}
 _KEEPING = {*_COMPOSING, "NFD", "NFKD", "Lowercase", "Prepend", "Strip"}
-# ... and what takes marks and control characters, but no letter nor digit of ASCII.
+# ... and of those that remove marks and control characters, but no ASCII letter or digit.
 _KEEPING_WORDS = {*_COMPOSING, "NFD", "NFKD", "Lowercase", "Strip", "StripAccents", "Nmt"}
 _KEEPING_WORDS |= {"BertNormalizer"}
 _CUTTING_AT_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -37,17 +38,17 @@ _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 _CHARACTERS = re.compile(r"\S+")
 # From a letter or digit to the next space.
 _WORDS = re.compile(r"[0-9A-Za-z][^ \t\n\r]*")
-_IDEOGRAPH = "\u4e00-\u9fa5"  # those of the first Unicode: no table lacks them
+_IDEOGRAPH = "\u4e00-\u9fa5"  # those of the first Unicode, which are in every table
 _WORDS_AND_IDEOGRAPHS = re.compile(rf"[{_IDEOGRAPH}]|[0-9A-Za-z][^ \t\n\r{_IDEOGRAPH}]*")
 
 
 class LeastTokens:
-    """The rule of one tokenizer, as it is when this is made."""
+    """The bound of one tokenizer, in its state at the time of construction."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self._units: re.Pattern[str] | None = None  # what is counted: words, or
+        self._units: re.Pattern[str] | None = None  # the words or characters to count, or None
         self._by_character = False
-        self._most = 1  # of them in one token
+        self._most = 1  # maximum number of units in one token
         steps = _parts(backend.normalizer, "normalizers")
         cutters = _parts(backend.pre_tokenizer, "pretokenizers")
         if not all(map(_cuts, cutters)):
@@ -68,8 +69,8 @@ class LeastTokens:
                 self._most = 1 + max((len(re.findall(r"\s", text)) for text in added), default=0)
 
     def of(self, text: str, enough: int) -> int:
-        """At most as many as `text` has, its special tokens apart. Counted up to `enough` and one
-        more."""
+        """Returns a lower bound of the number of tokens of `text`, without special tokens. Counting
+        stops above `enough`."""
         if self._units is None:
             return 0
         units = 0
@@ -81,10 +82,10 @@ class LeastTokens:
 
 
 def _parts(component: Any, inside: str) -> list[dict[str, Any]]:
-    """A component of a tokenizer, or those that it is a sequence of, as tokenizer.json has them."""
+    """Returns a component of a tokenizer, or the components of a sequence, as in tokenizer.json."""
     if component is None:
         return []
-    if type(component) in _CUSTOM:  # which cannot be written
+    if type(component) in _CUSTOM:  # cannot be serialised
         return [{"type": "Custom"}]
     parts: list[dict[str, Any]] = []
     waiting = [json.loads(component.__getstate__())]
@@ -98,14 +99,15 @@ def _parts(component: Any, inside: str) -> list[dict[str, Any]]:
 
 
 def _cuts(part: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer takes nothing away but white space."""
+    """Whether a pre-tokenizer removes nothing but white space."""
     if part["type"] in ("Split", "Punctuation"):
         return bool(part["behavior"] != "Removed")
     return part["type"] in _CUTTING
 
 
 def _keeps(part: dict[str, Any]) -> bool:
-    """Whether a normaliser makes no fewer characters, but for _COMPOSING and white space."""
+    """Whether a normaliser never reduces the number of characters, except for _COMPOSING and white
+    space."""
     if part["type"] == "Replace":
         replaced = part["pattern"].get("String")
         return replaced is not None and _dark(part["content"]) >= _dark(replaced)
@@ -113,12 +115,13 @@ def _keeps(part: dict[str, Any]) -> bool:
 
 
 def _dark(text: str) -> int:
-    """Characters other than white space."""
+    """Returns the number of characters that are not white space."""
     return sum(map(len, text.split()))
 
 
 def _spells_everything(backend: tokenizers.Tokenizer, cutters: list[dict[str, Any]]) -> bool:
-    """Whether each character of a text is in some token, never in one for many unknown ones."""
+    """Whether every character of a text is covered by some token, and no token covers several
+    unknown ones."""
     if not isinstance(backend.model, models.BPE):
         return False
     needed: set[str] | None = None

@@ -1,7 +1,8 @@
-"""Pairs of long texts, shortened before the tokenizer truncates them.
+"""Shortens pairs of long texts before the tokenizer truncates them.
 
-The library truncates a pair into every combination of the pieces that it cuts off: with two texts
-of a megabyte each that takes hours. What is left here has the same tokens where they are kept.
+The library truncates a pair into every combination of the pieces that it cuts off, which takes
+hours for two texts of a megabyte each. The shortened texts have the same tokens where tokens are
+kept.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from tokenizers import Encoding
 from fusewire.errors import InvalidInput
 from fusewire.text.tokenizer import Tokenizer
 
-# Texts with fewer characters for each token that is kept have few such pieces.
+# Texts with fewer characters per kept token have few such pieces.
 _CHARACTERS_PER_TOKEN = 16
 
 
 def shortened(tokenizer: Tokenizer, pair: tuple[str, str], most: int) -> tuple[str, str]:
-    """Texts of which `longest_first` truncation to `most` tokens keeps the same. Raises
-    TokenizerFault, and InvalidInput where the tokenizer cannot say where tokens stand."""
+    """Returns a shorter pair with the same tokens after `longest_first` truncation to `most`
+    tokens. Raises TokenizerFault, and InvalidInput where the tokenizer has no token offsets."""
     characters, few = sum(map(len, pair)), most * _CHARACTERS_PER_TOKEN
     if characters <= few:
         return pair
@@ -29,7 +30,7 @@ def shortened(tokenizer: Tokenizer, pair: tuple[str, str], most: int) -> tuple[s
             "shorten the texts, or put tokenizer.json into the model folder",
         )
     first, second = tokenizer.encode(list(pair), offsets=True, special_tokens=False)
-    # The longer text stays the longer one: of an odd number of tokens it keeps one more.
+    # The longer text must stay the longer one: of an odd number of tokens it keeps one more.
     kept = (4 * most, 2 * most) if len(first) > len(second) else (2 * most, 4 * most)
     return (
         _end(tokenizer, pair[0], first, most, kept[0]),
@@ -38,8 +39,8 @@ def shortened(tokenizer: Tokenizer, pair: tuple[str, str], most: int) -> tuple[s
 
 
 def _end(tokenizer: Tokenizer, text: str, whole: Encoding, most: int, kept: int) -> str:
-    """The end of a text that truncation leaves, in about `kept` tokens, or in more where others
-    would come of it: the last `most` are those of the whole text."""
+    """Returns the end of a text that truncation keeps. It has about `kept` tokens, or more where
+    cutting would change tokens: the last `most` tokens equal those of the whole text."""
     left = tokenizer.truncation_side == "left"
     same = slice(-most, None) if left else slice(most)
     while kept < len(whole):

@@ -1,9 +1,9 @@
-"""What transformers' `clean_up_tokenization` takes back: spaces before punctuation and English
-short forms, in a whole text or in a stream."""
+"""The spaces that transformers' `clean_up_tokenization` removes, before punctuation and English
+short forms, from a whole text or a stream."""
 
 from __future__ import annotations
 
-# In its order: each is replaced in what the one before left.
+# In transformers' order: each replacement applies to the result of the previous one.
 _LOOSE_SPACES = (
     (" .", "."),
     (" ?", "?"),
@@ -25,7 +25,8 @@ def tighten(text: str) -> str:
 
 
 class TighteningStream:
-    """`tighten` of a text that comes in pieces: the pieces let out join to the same text."""
+    """`tighten` for a text that comes in pieces. The returned pieces concatenate to the same
+    text."""
 
     def __init__(self) -> None:
         self._steps = [_Replacement(loose, tight) for loose, tight in _LOOSE_SPACES]
@@ -43,7 +44,7 @@ class TighteningStream:
 
 
 class _Replacement:
-    """str.replace of a stream: an end that could begin what is replaced is held back."""
+    """str.replace for a stream. An end of the text that may begin a match is held back."""
 
     def __init__(self, loose: str, tight: str) -> None:
         self._loose = loose

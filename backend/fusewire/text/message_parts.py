@@ -1,4 +1,4 @@
-"""The content of a chat message that is a list of parts, as OpenAI has them, as a text."""
+"""Converts the content of a chat message that is a list of parts, as in OpenAI's API, to a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from fusewire.errors import InvalidInput, type_name
 
 
 def text_of_parts(parts: list[Any], message: int) -> str:
-    """A line for each part; InvalidInput for one that is no text. `message`: its place."""
+    """Returns a text with a line for each part. Raises InvalidInput for a part that is not text.
+    `message`: the index of the message."""
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else type_name(part, "null")

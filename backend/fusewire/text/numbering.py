@@ -1,6 +1,5 @@
-"""What a tokenizer that is made of other files than tokenizer.json has beside the library's part:
-the model's token ids, which are not in the order of the file, and the normaliser, which the library
-cannot write."""
+"""What a tokenizer without tokenizer.json needs beside the library's part: the model's token ids,
+which are not in the order of the file, and a normaliser that the library cannot serialise."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from fusewire.text.sentencepiece_backend import Text
 
 
 class Normalizer(Protocol):
-    """What the library calls with a text, and others like it: that make letters small first, and
-    that take what they are given for a part of a text."""
+    """A normaliser that the library calls with a text. `lowering` returns one that lower-cases
+    first, `inside` one that treats its input as part of a text."""
 
     def normalize(self, text: Text) -> None: ...
     def lowering(self) -> Normalizer: ...
@@ -28,12 +27,12 @@ class Normalizer(Protocol):
 
 @dataclass(frozen=True)
 class Numbering:
-    """`ids`: of each token of the library, the model's; several may have one. `names`: of the
-    model's ids, as the vocabulary of what it writes spells them. `prefixes`: what may stand in
-    front of a text, or behind a special token, as a token, `>>fra<<`; the library's token for it is
-    MARK and that, or UNKNOWN for others; None where nothing is taken for one. `joining`: how
-    pieces become text, where the library's decoder does not say it. `cleans_spaces`: whether loose
-    spaces are taken back where the files do not say."""
+    """`ids`: the model's id of each token of the library; several may share one. `names`: the
+    strings of the model's ids in the vocabulary of its output. `prefixes`: the tokens (`>>fra<<`)
+    that may precede a text or follow a special token. The library's token is MARK and the prefix,
+    or UNKNOWN for other prefixes; None where there are no prefixes. `joining`: how pieces become
+    text, where the library's decoder does not define it. `cleans_spaces`: whether loose spaces are
+    removed where the files do not say."""
 
     MARK = "\0"
     UNKNOWN = "\0\0"
@@ -42,14 +41,14 @@ class Numbering:
     names: Mapping[int, str]
     normalizer: Normalizer
     special: Mapping[str, int]  # content -> the model's id
-    skipped: frozenset[int]  # special ids of what the model writes
+    skipped: frozenset[int]  # special ids of the model's output
     languages: Languages
     prefixes: frozenset[str] | None = None
     joining: Joining | None = None
     cleans_spaces: bool = False
 
     def marked(self, text: str) -> str:
-        """The text with the language in front of it as the library's token."""
+        """Returns the text with the language before it replaced by the library's token."""
         if self.prefixes is None or ">>" not in text:
             return text
         return self._fronts.sub(self._mark, text)
@@ -68,7 +67,7 @@ class Numbering:
 
 
 class _Renumbered:
-    """An Encoding with other ids."""
+    """An Encoding with the model's ids."""
 
     def __init__(self, encoding: tokenizers.Encoding, ids: Sequence[int]) -> None:
         self._encoding = encoding

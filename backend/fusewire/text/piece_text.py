@@ -1,7 +1,6 @@
-"""Pieces of a SentencePiece model to text, one by one, as transformers' Python classes (Marian's,
-M2M-100's) do it: what stands between special tokens as the `sentencepiece` package decodes it, and
-of the whole no white space at the ends. PLBart's looks at no kinds of pieces.
-"""
+"""Joins pieces of a SentencePiece model to text, one by one, as transformers' Python classes
+(Marian, M2M-100) do: text between special tokens is decoded as in the `sentencepiece` package, and
+white space is stripped from both ends of the whole. PLBart's class ignores the types of pieces."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ class Joining(Protocol):
 
 @dataclass(frozen=True)
 class PieceJoining:
-    """`kinds`: of the file's pieces. `special`: tokens whose spelling is text, each followed by
-    `behind_special`. `plain_spaces`: also the mark of a space in pieces that the file lacks, as
-    those of the other language, becomes a space."""
+    """`kinds`: types of the file's pieces. `special`: tokens that are written as they are, each
+    followed by `behind_special`. `plain_spaces`: whether the space mark is also replaced in pieces
+    that the file does not have, such as those of the other language."""
 
     kinds: Mapping[str, int]
     special: Collection[str]
@@ -66,7 +65,7 @@ class PieceJoining:
 
     @staticmethod
     def plain(special: Collection[str]) -> PieceJoining:
-        """For pieces of any kind, whose mark becomes a space."""
+        """Returns the joining for pieces of any type, whose space mark becomes a space."""
         return PieceJoining({}, frozenset(special), "", True, False, False)
 
     def stream(self) -> PieceStream:
@@ -78,17 +77,17 @@ class PieceJoining:
 
 
 class PieceStream:
-    """The growing text of one sequence. White space at its end, and bytes, are held back."""
+    """The growing text of one sequence. White space and bytes at its end are held back."""
 
     def __init__(self, joining: PieceJoining) -> None:
         self._joining = joining
         self._bytes = bytearray()
-        self._at_front = True  # of what stands between special tokens
+        self._at_front = True  # of the text between special tokens
         self._begun = False
         self._held: list[str] = []
 
     def step(self, piece: str) -> str:
-        """The text that is certain with one more piece."""
+        """Returns the text that one more piece makes final."""
         kind = self._joining.kinds.get(piece)
         if piece in self._joining.special:
             text = self._run_of_bytes() + piece + self._joining.behind_special
@@ -102,7 +101,8 @@ class PieceStream:
         return self._trimmed(text)
 
     def flush(self) -> str:
-        """At the end: bytes that no other piece came after."""
+        """Returns the text of bytes that no other piece has followed, at the end of the
+        sequence."""
         return self._trimmed(self._run_of_bytes())
 
     def _spelled(self, piece: str, kind: int | None) -> str:
@@ -120,7 +120,8 @@ class PieceStream:
         return piece.replace(SPACE, " ") if kind is not None or joining.plain_spaces else piece
 
     def _run_of_bytes(self) -> str:
-        """Each byte that belongs to no character is replaced by itself."""
+        """Returns the text of the collected bytes. Each byte that is not part of a character
+        becomes one U+FFFD."""
         text = self._bytes.decode("utf-8", _ONE_BYTE)
         self._bytes.clear()
         self._at_front = self._at_front and not text

@@ -1,7 +1,9 @@
-"""A SentencePiece model as a tokenizer of the Rust library that cuts texts into the same pieces.
+"""Builds a tokenizer of the Rust library that splits texts into the same pieces as a SentencePiece
+model.
 
-Token ids are those of the file. Pieces that no text is cut into (control, unused, the unknown one)
-begin with a space, which no normalised text has: so their spelling in a text is text.
+Token ids are those of the file. Pieces that never occur in a split text (control, unused, the
+unknown one) get a space as first character, which no normalised text has. So their string in a text
+is treated as text.
 """
 
 from __future__ import annotations
@@ -23,18 +25,19 @@ from fusewire.text.sentencepiece_model import (
     SentencePieceModel,
 )
 
-SPACE = "\u2581"  # what stands for a space in pieces
+SPACE = "\u2581"  # represents a space in pieces
 
 
 def sentencepiece_backend(
     model: SentencePieceModel, normalizer: SentencePieceNormalizer, name: str
 ) -> tokenizers.Tokenizer:
-    """`name` of the file in messages; CheckpointError for what cannot be cut in the same way."""
+    """`name`: the file that messages name. Raises CheckpointError for a model that the library
+    cannot split in the same way."""
     backend = tokenizers.Tokenizer(
         _unigram(model) if model.kind == "unigram" else _bpe(model, name)
     )
     backend.normalizer = normalizers.Normalizer.custom(normalizer)
-    if _words_stand_alone(model):  # and are remembered
+    if _words_stand_alone(model):  # and can be cached by the library
         backend.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     steps: list[decoders.Decoder] = []
     if model.byte_fallback:
@@ -56,7 +59,7 @@ class Text(Protocol):
 
 
 class SentencePieceNormalizer:
-    """Called by the library with what stands between special tokens."""
+    """A normaliser that the library calls with the texts between special tokens."""
 
     def __init__(self, model: SentencePieceModel, name: str) -> None:
         self._lowers = False
@@ -68,13 +71,13 @@ class SentencePieceNormalizer:
         self._kept = re.compile("|".join(map(re.escape, longest_first))) if own else None
 
     def lowering(self) -> SentencePieceNormalizer:
-        """The same that makes letters small before anything else."""
+        """Returns a copy that lower-cases first."""
         other = copy(self)
         other._lowers = True
         return other
 
     def inside(self) -> SentencePieceNormalizer:
-        """The same for a part of a text: all its spaces stay, and none comes in front."""
+        """Returns a copy for a part of a text: it keeps all spaces and adds none at the front."""
         other = copy(self)
         other._prefix, other._single_spaces = "", False
         return other
@@ -92,11 +95,11 @@ class SentencePieceNormalizer:
         if self._single_spaces:
             text = re.sub("  +", " ", text.strip(" "))
         text = self._prefix + text.replace(" ", SPACE)
-        # Here a text's own mark counts as a space, too.
+        # Here the character U+2581 in the text itself counts as a space too.
         return text.rstrip(SPACE) if self._single_spaces else text
 
     def _replaced(self, text: str) -> str:
-        """The text replaced by the rules, except for user-defined pieces."""
+        """Returns the text with the rules applied, except to user-defined pieces."""
         if self._kept is None:
             return self._rules.apply(text)
         parts, at = [], 0
@@ -111,9 +114,9 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
     most = max(normal)
 
     def weighed(text: str, score: float, kind: int) -> float:
-        if kind == USER_DEFINED:  # is chosen wherever it stands
+        if kind == USER_DEFINED:  # always chosen where it occurs
             return len(text.encode()) * most - 0.1
-        # The library looks for the lowest score, which is to be that of a normal piece.
+        # The library uses the lowest score, which must be that of a normal piece.
         return score if kind == NORMAL else most
 
     return models.Unigram(
@@ -127,7 +130,7 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
 
 
 def _bpe(model: SentencePieceModel, name: str) -> models.BPE:
-    """Pairs are merged in the order of the scores of what they become."""
+    """Returns a BPE model whose merges are in the order of the scores of their results."""
     other = sum(kind in (USER_DEFINED, UNUSED) for _, _, kind in model.pieces)
     if other:
         raise CheckpointError(
@@ -157,6 +160,6 @@ def _spelled(text: str, kind: int, model: SentencePieceModel) -> str:
 
 
 def _words_stand_alone(model: SentencePieceModel) -> bool:
-    """Whether no piece goes on over a space: then each word is cut by itself."""
+    """Whether no piece extends across a space, so that each word can be split by itself."""
     texts = {text for text, _, kind in model.pieces if kind in (NORMAL, USER_DEFINED)}
     return SPACE in texts and not any(SPACE in text[1:] for text in texts)

@@ -1,4 +1,4 @@
-"""The tokenizer of a folder that has SentencePiece files and no tokenizer.json: T5's spiece.model,
+"""The tokenizer of a folder with SentencePiece files and without tokenizer.json: T5's spiece.model,
 Marian's source.spm, and the sentencepiece.bpe.model of M2M-100, NLLB, mBART, PLBart and XLM-R."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusewire.text.sentencepiece_layouts import (
 )
 from fusewire.text.tokenizer_files import CONFIG, TARGET, tokenizer_class
 
-# The library takes some 2 KB for an added token of usual length, and 100 bytes for a character.
+# The library takes some 2 KB per added token of usual length, and 100 bytes per character.
 _MOST_ADDED = 1 << 15
 _MOST_CHARACTERS = 1 << 20
 
@@ -34,8 +34,9 @@ _MOST_CHARACTERS = 1 << 20
 def load_sentencepiece(
     folder: Path, name: str, config: dict[str, Any], *, target: bool
 ) -> tuple[tokenizers.Tokenizer, Numbering]:
-    """`name`: the file, as `tokenizer_file` finds it. `config`: `tokenizer_config`. `target`: for
-    texts in the language of the answers. CheckpointError."""
+    """Returns the library's tokenizer and the model's numbering. `name`: the result of
+    `tokenizer_file`. `config`: that of `tokenizer_config`. `target`: for texts in the language of
+    the answers. Raises CheckpointError."""
     kind = tokenizer_class(folder, config)
     if target and kind == "marian":
         name, kind = TARGET, MARIAN_TARGET
@@ -54,7 +55,8 @@ def _numbered(
     tokens: Tokens,
     listed: Mapping[int, AddedToken],
 ) -> Numbering:
-    """Gives the backend its added tokens and what stands around a text. `listed`: by id."""
+    """Adds the added tokens and the template of special tokens to the backend. Returns the
+    numbering. `listed`: added tokens by id."""
     as_listed = {token.content: token for token in listed.values()}
     found = tokens.special | {token.content: index for index, token in listed.items()}
     if tokens.prefixes is not None:

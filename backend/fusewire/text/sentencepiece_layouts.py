@@ -1,6 +1,5 @@
-"""Which token ids the pieces of SentencePiece files have, which further tokens there are, and what
-stands around a text: as the classes of transformers have it that read such files.
-"""
+"""The token ids of the pieces of SentencePiece files, further tokens, and the special tokens around
+a text, as in the classes of transformers that read such files."""
 
 from __future__ import annotations
 
@@ -21,28 +20,28 @@ from fusewire.text.sentencepiece_model import SentencePieceModel, read_sentencep
 from fusewire.text.tokenizer_files import CONFIG, TARGET, named_token
 from fusewire.weights import file_in, read_json
 
-MARIAN_TARGET = "marian, target"  # beside the classes of tokenizers: for texts of the answers
+MARIAN_TARGET = "marian, target"  # an additional class, for texts of the answers
 _VOCABULARY = "vocab.json"
 _TARGET_VOCABULARY = "target_vocab.json"
-_MOST_EXTRA_IDS = 10_000  # as <extra_id_0>
+_MOST_EXTRA_IDS = 10_000  # tokens like <extra_id_0>
 _USUAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 _FAIRSEQ = {"bos_token": "<s>", "cls_token": "<s>", "sep_token": "</s>", **_USUAL}
 
 
 @dataclass
 class Tokens:
-    """The model's vocabulary: `pieces` has the id of each piece of the file."""
+    """The model's vocabulary. `pieces` has the id of each piece of the file."""
 
     pieces: list[int]
     names: dict[int, str]
     special: dict[str, int]
     unknown: int
-    single: str  # a template of tokens and $A, as `pair` of $A and $B
+    single: str  # a template of tokens and $A; `pair` also has $B
     pair: str
     languages: Languages = field(default_factory=Languages)
     prefixes: dict[str, int] | None = None  # Numbering's
-    skipped: frozenset[int] | None = None  # Numbering's, where the answer has another vocabulary
-    takes_spaces: str | None = None  # the token that takes the space in front of it
+    skipped: frozenset[int] | None = None  # Numbering's, where answers have another vocabulary
+    takes_spaces: str | None = None  # the token that includes the space before it
     joining: PieceJoining | None = None
     cleans_spaces: bool = False  # where the files do not say
     decoder: decoders.Decoder | None = None  # in place of the backend's
@@ -53,7 +52,7 @@ _Layout = Callable[[SentencePieceModel, dict[str, Any], Path], Tokens]
 
 
 def layout_of(kind: str) -> _Layout:
-    """`kind`: of `tokenizer_class`."""
+    """Returns the layout of a tokenizer class; `kind` is the result of `tokenizer_class`."""
     return _LAYOUTS[kind]
 
 
@@ -99,7 +98,7 @@ def _of_marian(
     written: dict[str, int],
     joined: SentencePieceModel,
 ) -> Tokens:
-    """`written`: the vocabulary of the answers, whose pieces are joined as those of `joined`."""
+    """`written`: the vocabulary of the answers, whose pieces are joined like those of `joined`."""
     roles = _roles(config, vocabulary, _USUAL)
     _roles(config, written, _USUAL)
     special = {name: vocabulary[name] for name in roles.values()}
@@ -137,7 +136,7 @@ def _m2m_100(model: SentencePieceModel, config: dict[str, Any], folder: Path) ->
 
 
 def _fairseq(kind: str, model: SentencePieceModel, config: dict[str, Any], folder: Path) -> Tokens:
-    """<pad> stands before the third piece; behind the pieces stand languages, and <mask>."""
+    """The layout with <pad> before the third piece, and languages and <mask> after the pieces."""
     first = [text for text, _, _ in model.pieces[:3]]
     if first != ["<unk>", "<s>", "</s>"]:
         raise CheckpointError(
@@ -153,16 +152,16 @@ def _fairseq(kind: str, model: SentencePieceModel, config: dict[str, Any], folde
     after = len(model.pieces) + 1
     for token in [*(map(marks.token, marks.codes) if marks else ()), "<mask>"]:
         ids[token], after = after, after + 1
-    # Some versions of transformers have put <mask> in front of the languages, and written so.
+    # Some versions of transformers put <mask> before the languages, and saved such files.
     ids |= {token.content: index for index, token in listed(config).items()}
     if len({*ids.values()}) < len(ids):
         raise fault("added_tokens_decoder", config["added_tokens_decoder"], "each id once")
     if kind == "plbart" and config.get("language_codes") == "multi":
-        del ids["<mask>"]  # which is unknown to these, but taken for a token in texts
+        del ids["<mask>"]  # not in this vocabulary, but matched as a token in texts
     tokens = _with_languages(config, ids, marks, numbers, "<mask>" if "<mask>" in ids else None)
     if "<mask>" not in ids:
         tokens = replace(tokens, takes_spaces="<mask>", special=tokens.special | {"<mask>": 3})
-    if kind == "plbart":  # a class in Python, which takes white space away at both ends
+    if kind == "plbart":  # its Python class strips white space at both ends
         return replace(tokens, joining=PieceJoining.plain(tokens.special), cleans_spaces=True)
     return replace(tokens, decoder=decoders.Metaspace(SPACE, "always"))
 
@@ -237,7 +236,8 @@ def _ids(model: SentencePieceModel, vocabulary: Mapping[str, int], unknown: str)
 def _roles(
     config: dict[str, Any], ids: Mapping[str, int], usual: Mapping[str, str]
 ) -> dict[str, str]:
-    """The tokens that the files name, or the usual ones; all are in the vocabulary."""
+    """Returns the tokens that the files name, otherwise the usual ones. Raises CheckpointError
+    unless all are in the vocabulary."""
     roles = {role: named_token(config, role, name) for role, name in usual.items()}
     for role, name in roles.items():
         if name not in ids:
@@ -246,7 +246,7 @@ def _roles(
 
 
 def listed(config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Added tokens by id, and how they are found in texts, where tokenizer_config.json says so."""
+    """Returns the added tokens of tokenizer_config.json by id, with their rules of matching."""
     values = config.get("added_tokens_decoder") or {}
     try:
         return {
@@ -265,7 +265,7 @@ def listed(config: dict[str, Any]) -> dict[int, AddedToken]:
 
 
 def _add_listed(config: dict[str, Any], ids: dict[str, int], special: dict[str, int]) -> None:
-    """Tokens that a folder has beyond those of its class, as further languages."""
+    """Adds the tokens that a folder has beyond those of its class, such as further languages."""
     for index, token in listed(config).items():
         if ids.setdefault(token.content, index) != index or not 0 <= index < 1 << 24:
             got = f"{index} for {token.content!r}"

@@ -1,7 +1,6 @@
-"""A SentencePiece model file (Kudo and Richardson, 2018): its pieces, and how texts are normalised
-before they are cut into them. Read with protobuf by the fields that are needed; the `sentencepiece`
-package is not.
-"""
+"""Reads a SentencePiece model file (Kudo and Richardson, 2018): its pieces, and how texts are
+normalised before they are split. Only the needed fields are read, with protobuf; the
+`sentencepiece` package is not used."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from google.protobuf.message import DecodeError
 
 from fusewire.errors import CheckpointError
 
-# Published models of 256,000 pieces have 5 MB. The library takes up to 350 bytes for each byte of
-# pieces, so 1.4 GB at most.
+# Published models of 256,000 pieces have 5 MB. The library needs up to 350 bytes of memory per byte
+# of pieces, so 1.4 GB at most.
 _MOST_BYTES = 8 << 20
 _MOST_PIECES = 1 << 19
 _MOST_BYTES_OF_PIECES = 4 << 20
@@ -26,7 +25,7 @@ _MOST_PIECE_CHARACTERS = 512
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 KINDS = {"unigram": 1, "bpe": 2}
 
-# sentencepiece_model.proto: message -> field -> (number, type), the default where it is not 0.
+# sentencepiece_model.proto: message -> field -> (number, type) and the default if it is not 0.
 _TYPES = descriptor_pb2.FieldDescriptorProto
 _MESSAGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "Piece": {
@@ -55,10 +54,10 @@ _MESSAGES: dict[str, dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """`pieces` are (text, score, type), by id. `charsmap`: rules of replacement, empty for none."""
+    """`pieces`: (text, score, type) by id. `charsmap`: the replacement rules, empty for none."""
 
     pieces: tuple[tuple[str, float, int], ...]
-    kind: str  # of KINDS
+    kind: str  # a key of KINDS
     byte_fallback: bool
     charsmap: bytes
     add_dummy_prefix: bool
@@ -70,8 +69,8 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """CheckpointError, in bounded time and memory, for a file that is none, that is damaged, or
-    that asks for something not understood."""
+    """Reads a file in bounded time and memory. Raises CheckpointError for a file that is not a
+    SentencePiece model, is damaged, or has options that are not supported."""
     name = path.name
     size = path.stat().st_size
     if size > _MOST_BYTES:
@@ -135,7 +134,8 @@ def _pieces(name: str, model: Any) -> tuple[tuple[str, float, int], ...]:
 
 @cache
 def _message_class() -> Any:
-    """In a pool of its own: others may have loaded the whole description."""
+    """Returns the message class, in its own descriptor pool: other code may have registered the
+    complete description."""
     file = descriptor_pb2.FileDescriptorProto(name="fusewire.proto", package="fusewire")
     for message, fields in _MESSAGES.items():
         described = file.message_type.add(name=message)

@@ -1,7 +1,6 @@
-"""The tokens of Blenderbot's small model (Roller et al., 2020), from vocab.json and merges.txt, as
-transformers' class in Python has them: small letters, words cut at spaces and punctuation, and
-these by byte-pair encoding.
-"""
+"""The tokens of Blenderbot's small model (Roller et al., 2020), read from vocab.json and
+merges.txt, as in transformers' Python class: text is lower-cased, split into words at spaces and
+punctuation, and words are split by byte-pair encoding."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from fusewire.text.word_joining import GOES_ON, WordJoining
 from fusewire.weights import file_in, read_json
 
 _END_OF_WORD = "</w>"  # in merges.txt
-_UNKNOWN = "\0"  # the library's token for what merges.txt has not; no text has it
+_UNKNOWN = "\0"  # the library's unknown token; it occurs in no text
 _ROLES = {
     "bos_token": "__start__",
     "eos_token": "__end__",
     "unk_token": "__unk__",
     "pad_token": "__null__",
 }
-# White space as the package `regex` has it, which transformers uses: without U+001C to U+001F.
+# White space as in the package `regex`, which transformers uses: without U+001C to U+001F.
 _WORD = re.compile(r"[\S\x1c-\x1f]+\n?")
 _SPACES = re.compile(r"[^\S\x1c-\x1f]{2,}")
 _PUNCTUATION = re.compile("([.,!?()])")
@@ -40,7 +39,8 @@ _MOST_MERGES_BYTES = 8 << 20
 def small_blenderbot(
     folder: Path, config: dict[str, Any]
 ) -> tuple[tokenizers.Tokenizer, Numbering]:
-    """`config`: `tokenizer_config`. CheckpointError."""
+    """Returns the library's tokenizer and the model's numbering. `config`: that of
+    `tokenizer_config`. Raises CheckpointError."""
     vocabulary = _vocabulary(folder)
     merges = _merges(folder)
     roles = {role: named_token(config, role, usual) for role, usual in _ROLES.items()}
@@ -48,7 +48,7 @@ def small_blenderbot(
         if name not in vocabulary:
             raise _fault(CONFIG, role, name, f"a token of {VOCABULARY}")
     unknown = vocabulary[roles["unk_token"]]
-    # What words are cut into: the vocabulary's pieces, and what is merged on the way to them.
+    # The pieces of words: those of the vocabulary, and the intermediate results of merges.
     pieces = {_UNKNOWN: unknown}
     for name, index in vocabulary.items():
         inside = name.endswith(GOES_ON)
@@ -83,7 +83,7 @@ def small_blenderbot(
 
 
 class Words:
-    """Cuts a text into words, a space between two; called by the library with what stands between
+    """Splits a text into words, separated by one space. The library calls it with the texts between
     special tokens."""
 
     def lowering(self) -> Words:
@@ -122,7 +122,7 @@ def _merges(folder: Path) -> list[tuple[str, str]]:
     if path.stat().st_size > _MOST_MERGES_BYTES:
         raise _fault(MERGES, "size", path.stat().st_size, f"at most {_MOST_MERGES_BYTES} bytes")
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[1:-1]  # behind the version's
+        lines = path.read_text(encoding="utf-8").split("\n")[1:-1]  # after the version line
     except UnicodeDecodeError:
         raise _fault(MERGES, "text", "other bytes", "UTF-8") from None
     pairs = [line.split() for line in lines]

@@ -1,6 +1,6 @@
-"""Jinja for chat templates of folders that are not trusted: no way to Python's internals.
+"""A Jinja sandbox for chat templates of untrusted folders, without access to Python's internals.
 
-What a template costs is not bounded here: fusewire.text_workers renders in a process with limits.
+It does not limit the cost of a template: fusewire.text_workers renders in a process with limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jinja2.utils import Namespace
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """The environment in which transformers renders chat templates.
 
-    Compiling a template computes none of its constants, which could take for ever.
+    Compiling a template does not evaluate its constants, which could take for ever.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
 
     def compiled(self, text: str) -> Template:
-        """Raises TemplateSyntaxError and SecurityError."""
+        """Returns the compiled template. Raises TemplateSyntaxError and SecurityError."""
         tree = self.parse(text)
         for reference in tree.find_all(nodes.NSRef):
             _check_attribute(reference.attr)
@@ -43,15 +43,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
 
-@pass_context  # which there is none of while a template is compiled
+@pass_context  # there is no context while a template is compiled
 def _unchanged(context: Context, value: Any) -> Any:
     return value
 
 
 class _Namespace(Namespace):
-    """jinja's, without names that begin with an underscore: those are Python's own."""
+    """jinja's namespace, without names that begin with an underscore: those are Python's own."""
 
-    def __init__(*arguments: Any, **named: Any) -> None:  # any name is free, `self` too
+    def __init__(*arguments: Any, **named: Any) -> None:  # so that `self` is a valid name
         self, *rest = arguments
         values = dict(*rest, **named)
         for name in values:
@@ -60,7 +60,7 @@ class _Namespace(Namespace):
 
 
 class _GenerationTag(Extension):
-    """{% generation %}: marks what the assistant says, for training; here it is plain content."""
+    """{% generation %} marks the assistant's text, for training. Here its body is plain content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 

@@ -1,7 +1,8 @@
-"""One folder's tokenizer and chat template: conversations and texts to token ids, and back.
+"""One folder's tokenizer and chat template: converts conversations and texts to token ids, and
+back.
 
-All arguments and results are plain JSON values. Whatever a folder brings is computed here, without
-a limit on time: for folders that are not trusted, fusewire.text_workers runs this in a process.
+All arguments and results are plain JSON values. The files of a folder are processed here without a
+limit on time; for untrusted folders fusewire.text_workers runs this in a process.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from typing import Any
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.least_tokens import WORTH_WHILE
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
 from fusewire.text.tokenizer_files import WANTED
+from fusewire.text.tokenizer_library import TokenizerFault
 
-# Tokenising takes a few hundred bytes of memory a character, so longer texts are refused: with more
-# characters than these, and more for each token that the model reads.
+# Tokenising takes a few hundred bytes of memory per character. Texts are refused that are longer
+# than this many characters, and longer than this many per token of the model's maximum length.
 _MANY_CHARACTERS = 1 << 20
 _CHARACTERS_PER_TOKEN = 16
 
 
 class TextProcessor:
-    """Safe from several threads. `field`: of the request, which InvalidInput names."""
+    """Thread-safe. `field`: the field of the request that InvalidInput names."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, template: ChatTemplate | None, max_length: int
     ) -> None:
-        """`max_length`: tokens that the model reads."""
+        """`max_length`: the maximum number of tokens of the model."""
         self._tokenizer = tokenizer
         self._template = template
         self.most_characters = max(_MANY_CHARACTERS, _CHARACTERS_PER_TOKEN * max_length)
@@ -37,15 +39,16 @@ class TextProcessor:
     def load(
         folder: Path, chat_template: Path | None, *, lowercase: bool, max_length: int
     ) -> TextProcessor:
-        """`chat_template`: a file instead of the folder's. `lowercase`: texts, before anything
-        else. CheckpointError."""
+        """`chat_template`: a file that replaces the folder's. `lowercase`: lower-case texts first.
+        Raises CheckpointError."""
         tokenizer = Tokenizer.load(folder)
         if lowercase and tokenizer is not None:
             tokenizer.lowercase()
         return TextProcessor(tokenizer, ChatTemplate.load(folder, chat_template), max_length)
 
     def description(self) -> dict[str, Any]:
-        """What the folder has. `max_length`: the tokenizer's own, None where it names none."""
+        """Returns what the folder has. `max_length`: the tokenizer's own limit, or None without
+        one."""
         return {
             "has_tokenizer": self._tokenizer is not None,
             "has_template": self._template is not None,
@@ -61,8 +64,8 @@ class TextProcessor:
         add_special_tokens: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of the prompt that the chat template makes of messages. It writes the special
-        tokens; a second one at the front would change the answer."""
+        """Returns the ids of the prompt that the chat template renders from messages. The template
+        writes the special tokens itself; a second one at the front would change the answer."""
         if self._template is None:
             raise InvalidInput(
                 field,
@@ -78,7 +81,7 @@ class TextProcessor:
         return self.ids(field, text, add_special_tokens)
 
     def ids(self, field: str, text: str, special_tokens: bool) -> list[int]:
-        """The ids of a text."""
+        """Returns the ids of a text."""
         self._check_size(field, text)
         try:
             (encoded,) = self._required().encode(
@@ -89,7 +92,7 @@ class TextProcessor:
         return list(encoded.ids)
 
     def last_tokens(self, field: str, text: str, most: int, special_tokens: bool) -> list[int]:
-        """The last `most` ids of a text, special tokens included."""
+        """Returns the last `most` ids of a text, including special tokens."""
         self._check_size(field, text)
         try:
             return self._required().last_tokens(text, most, special_tokens=special_tokens)
@@ -97,7 +100,7 @@ class TextProcessor:
             raise _unreadable(field, fault) from None
 
     def text(self, field: str, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         tokenizer = self._required()
         for token in tokens:
             if not tokenizer.has(token):
@@ -106,15 +109,15 @@ class TextProcessor:
         return tokenizer.decode(list(tokens))
 
     def pieces(self, field: str, tokens: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it."""
+        """Returns each token's string in the vocabulary."""
         return [self._required().piece(token) for token in tokens]
 
     def echo(
         self, field: str, prompt: str | Sequence[int], special_tokens: bool
     ) -> tuple[str, list[int], str, list[int] | None, int]:
-        """A prompt's text, its ids, of the first of these the text and, where it is a part of a
-        character, the bytes, and how many characters of the tokens' texts come before that of the
-        prompt."""
+        """Returns a prompt's text and ids; of the first token the text and, where it is part of a
+        character, the bytes; and the number of characters in the tokens' texts that precede the
+        prompt's text."""
         if isinstance(prompt, str):
             text, ids = prompt, self.ids(field, prompt, special_tokens)
         else:
@@ -128,11 +131,12 @@ class TextProcessor:
     def count(
         self, field: str, texts: Sequence[str | Sequence[str]], prompt: str, limit: int
     ) -> int:
-        """Tokens of texts, each behind `prompt`, or of pairs, each truncated to `limit`."""
+        """Returns the number of tokens of texts, each after `prompt`, or of pairs, each truncated
+        to `limit`."""
         whole: list[str | tuple[str, str]] = []
         for one in texts:
             parts = [prompt + one] if isinstance(one, str) else list(one)
-            # Longer ones nearly all fill their limit with this much.
+            # This much of a longer text almost always fills the limit.
             parts = [part[: self.most_characters] for part in parts]
             if not self._fills(parts, limit):
                 whole.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))
@@ -144,7 +148,7 @@ class TextProcessor:
         return filled + sum(min(len(each), limit) for each in encoded)
 
     def _fills(self, texts: Sequence[str], limit: int) -> bool:
-        """Whether a text or pair has `limit` tokens for certain, without tokenising it."""
+        """Whether a text or pair certainly has `limit` tokens, without tokenising it."""
         if sum(map(len, texts)) <= WORTH_WHILE:
             return False
         tokenizer = self._required()

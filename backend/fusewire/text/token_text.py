@@ -1,19 +1,19 @@
-"""The text of a single token, as log-probabilities have it."""
+"""The text of a single token, as in log probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-# Most vocabularies have a word or a letter among the first hundreds.
+# Ids that are tried. Most vocabularies have a word or a letter among the first hundreds.
 _LOOKED_INTO = 8192
 
 
 class TokenText:
-    """What a token adds to the text before it.
+    """Returns the text that a token adds after other text.
 
-    Alone many decoders take a token for the first of a text, and its space away (SentencePiece's
-    "▁the"). So it is decoded behind another, of which it is the rest.
+    Many decoders treat a token alone as the first of a text, and remove its space (SentencePiece's
+    "▁the"). So it is decoded after another token, whose text is then removed.
     """
 
     def __init__(
@@ -22,8 +22,9 @@ class TokenText:
         spelling: Callable[[int], str | None],
         spelled_bytes: Callable[[str], bytes | None],
     ) -> None:
-        """`decode`: of ids to text. `spelling`: of the vocabulary. `spelled_bytes`: those that a
-        spelling stands for, None where it is text."""
+        """`decode`: converts ids to text. `spelling`: returns a token's string in the vocabulary.
+        `spelled_bytes`: returns the bytes that such a string represents, or None where it is
+        text."""
         self._decode = decode
         self._spelling = spelling
         self._spelled_bytes = spelled_bytes
@@ -37,8 +38,8 @@ class TokenText:
         return self._decode([token])
 
     def part(self, token: int) -> bytes | None:
-        """The bytes of a token that has no text of its own, as they are not whole characters; None
-        of others."""
+        """Returns the bytes of a token that has no text of its own because they are not whole
+        characters, or None for another token."""
         spelled = self._spelled_bytes(self._spelling(token) or "")
         try:
             (spelled or b"").decode()
@@ -47,8 +48,9 @@ class TokenText:
         return None
 
     def unseen(self, ids: Sequence[int], special: frozenset[int], text: str) -> int:
-        """How many characters of the first tokens' texts `text` does not have, whose ids these are:
-        special tokens that the tokenizer put there, and the space of a first word."""
+        """Returns the number of characters in the texts of the first tokens that are not in `text`,
+        the text of these ids: special tokens that the tokenizer added, and the space of a first
+        word."""
         count = 0
         for token in ids:
             piece = self(token)
@@ -63,8 +65,8 @@ class TokenText:
 
     @cached_property
     def _before(self) -> tuple[int, int] | None:
-        """A token with a text of its own, and how long that is. No byte of a character ("<0x41>"),
-        which is read together with the next."""
+        """A token with a text of its own, and the length of this text. It is not a byte of a
+        character ("<0x41>"), which would be decoded together with the next token."""
         for token in range(_LOOKED_INTO):
             spelling = self._spelling(token)
             if not spelling or spelling.startswith("<"):

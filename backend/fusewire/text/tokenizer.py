@@ -1,14 +1,13 @@
-"""A folder's tokenizer: tokenizer.json, or SentencePiece files, and what the files beside them say.
+"""A folder's tokenizer: tokenizer.json or SentencePiece files, and the settings in the files beside
+them.
 
-Both become one of the Rust library `tokenizers`. Padding and truncation that a tokenizer.json
-carries (all-MiniLM-L6-v2's cuts at 128 tokens) are training leftovers and switched off.
+Both become a tokenizer of the Rust library `tokenizers`. Padding and truncation in a tokenizer.json
+(that of all-MiniLM-L6-v2 truncates at 128 tokens) are leftovers of training and are switched off.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fusewire.text.piece_text import Joining, PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
 from fusewire.text.sentencepiece_model import BYTE
 from fusewire.text.small_blenderbot import small_blenderbot
+from fusewire.text.special_roles import role_id
 from fusewire.text.token_text import TokenText
 from fusewire.text.tokenizer_files import (
     CONFIG,
@@ -38,6 +38,7 @@ from fusewire.text.tokenizer_files import (
     tokenizer_config,
     tokenizer_file,
 )
+from fusewire.text.tokenizer_library import TokenizerFault, tokenizer_faults, with_same_parts
 from fusewire.text.tokenizer_settings import (
     add_listed_tokens,
     follow_bert_switches,
@@ -47,46 +48,10 @@ from fusewire.text.tokenizer_settings import (
 from fusewire.weights import file_in
 from fusewire.weights.formats import TOKENIZER as FILE
 
-# Folders often leave out the names that their tokenizer class has by default. These spellings
-# count only where tokenizer.json itself lists them as special tokens.
-_USUAL_NAMES = {
-    "mask_token": ("[MASK]", "<mask>"),
-    "cls_token": ("[CLS]", "<s>"),
-    "sep_token": ("[SEP]", "</s>"),
-    "pad_token": ("[PAD]", "<pad>"),
-    "unk_token": ("[UNK]", "<unk>"),
-}
-
-
-def limit_tokenizer_threads(threads: int) -> None:
-    """Keeps the tokenizer's thread pool (one for the process, made at its first use) to `threads`;
-    0 leaves one a core. It rests while kernels compute, so together they fill the cores once.
-
-    TOKENIZERS_PARALLELISM stays as the operator set it: unset, the library itself goes serial in a
-    forked child, where its pool would deadlock.
-    """
-    if threads > 0:
-        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
-
-
-class TokenizerFault(Exception):
-    """The Rust library gave up, on a damaged tokenizer.json or a text it has no token for."""
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """Turns the library's errors, and its panics, which are no Exception, into TokenizerFault."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerFault(str(error)[:120]) from None
-        raise
-
 
 class Tokenizer:
-    """Texts to ids and back, with special tokens by role: None for a role that no token has.
-    `languages`: how those of a text and of its translation are chosen."""
+    """Converts texts to ids and back. Has the special tokens by role, None for a role without a
+    token. `languages`: how those of a text and of its translation are selected."""
 
     def __init__(
         self,
@@ -97,8 +62,9 @@ class Tokenizer:
         bad_bytes: str = "replace",
     ) -> None:
         """`config`: tokenizer_config.json, completed by special_tokens_map.json. `numbering`: the
-        model's ids, where they are not the backend's, and its languages. `languages`: of
-        others. `bad_bytes`: what becomes of bytes that are no character, as of `bytes.decode`."""
+        model's ids, where they are not the backend's, with its languages. `languages`: those of
+        tokenizers without numbering. `bad_bytes`: how bytes that are not a character are decoded,
+        as in `bytes.decode`."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -115,11 +81,11 @@ class Tokenizer:
         else:
             self.special_ids = numbering.skipped
             self.languages = numbering.languages
-        self.mask_id = self._role(config, "mask_token")
-        self.cls_id = self._role(config, "cls_token")
-        self.sep_id = self._role(config, "sep_token")
-        self.pad_id = self._role(config, "pad_token")
-        self.unk_id = self._role(config, "unk_token")
+        self.mask_id = role_id("mask_token", config, self._id, self._is_special)
+        self.cls_id = role_id("cls_token", config, self._id, self._is_special)
+        self.sep_id = role_id("sep_token", config, self._id, self._is_special)
+        self.pad_id = role_id("pad_token", config, self._id, self._is_special)
+        self.unk_id = role_id("unk_token", config, self._id, self._is_special)
         self.truncation_side = truncation_side(config)
         self.max_length = max_length(config)
         joins = numbering is not None and numbering.joining is not None
@@ -131,13 +97,14 @@ class Tokenizer:
 
     @staticmethod
     def load(folder: Path) -> Tokenizer | None:
-        """The folder's tokenizer, or None when it has neither tokenizer.json nor the files of a
-        class that is read without it."""
+        """Returns the folder's tokenizer, or None when it has neither tokenizer.json nor the files
+        of a class that is read without it."""
         return Tokenizer._load(folder)
 
     @staticmethod
     def load_target(folder: Path) -> Tokenizer | None:
-        """What cuts texts as the model writes them: another one for Marian alone."""
+        """Returns the tokenizer of texts in the language of the answers. Only for Marian it is
+        another one."""
         return Tokenizer._load(folder, target=True)
 
     @staticmethod
@@ -146,7 +113,7 @@ class Tokenizer:
         if name is None:
             return None
         config = tokenizer_config(folder)
-        if name == CONFIG:  # of a class in Python, which leaves bad bytes out
+        if name == CONFIG:  # ByT5's class is in Python, and drops invalid bytes
             return Tokenizer(byte_backend(config), config, bad_bytes="ignore")
         if name == VOCABULARY:
             backend, numbering = small_blenderbot(folder, config)
@@ -157,7 +124,7 @@ class Tokenizer:
         path = file_in(folder, FILE)
         assert path is not None
         try:
-            with _faults():
+            with tokenizer_faults():
                 backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
                 languages = follow_class(backend, tokenizer_class(folder, config), config)
         except TokenizerFault as fault:
@@ -170,7 +137,8 @@ class Tokenizer:
 
     @staticmethod
     def required(folder: Path) -> Tokenizer:
-        """The tokenizer of a folder that generates; CheckpointError where it has none."""
+        """Returns the tokenizer of a folder for generation. Raises CheckpointError where it has
+        none."""
         tokenizer = Tokenizer.load(folder)
         if tokenizer is None:
             raise CheckpointError(
@@ -182,11 +150,12 @@ class Tokenizer:
 
     @property
     def has_offsets(self) -> bool:
-        """Whether `encode` can say where tokens stand in a text: not with SentencePiece files."""
+        """Whether `encode` can return the offsets of tokens in a text. Tokenizers from
+        SentencePiece files cannot."""
         return self._numbering is None
 
     def require_offsets(self, task: str) -> None:
-        """CheckpointError without them."""
+        """Raises CheckpointError where the tokenizer has no offsets."""
         if not self.has_offsets:
             raise CheckpointError(
                 f"{FILE}: missing, wanted for the task {task}, which maps tokens back to the text; "
@@ -195,12 +164,12 @@ class Tokenizer:
             )
 
     def twin(self) -> Tokenizer:
-        """The same again, for another thread: its state is its own."""
-        with _faults():
+        """Returns a copy with its own state, for another thread."""
+        with tokenizer_faults():
             if self._numbering is None:
                 backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
-            else:  # whose normaliser is ours, and cannot be written
-                backend = _same_parts(self.backend)
+            else:  # with a normaliser in Python, which cannot be serialised
+                backend = with_same_parts(self.backend)
             return Tokenizer(backend, self._config, self._numbering, self.languages, self.bad_bytes)
 
     @cached_property
@@ -209,15 +178,15 @@ class Tokenizer:
 
     @property
     def subword_prefix(self) -> str:
-        """What marks a piece inside a word (WordPiece's ##), empty where nothing does."""
+        """The prefix of a piece inside a word (WordPiece's ##), empty where there is none."""
         return getattr(self.backend.model, "continuing_subword_prefix", None) or ""
 
     def added_tokens(self, pair: bool) -> int:
-        """How many special tokens stand around a text or a pair."""
+        """Returns how many special tokens are added to a text or a pair."""
         return self.backend.num_special_tokens_to_add(pair)
 
     def lowercase(self) -> None:
-        """Lower-cases before anything else (sentence-transformers' `do_lower_case`)."""
+        """Lower-cases texts before anything else (sentence-transformers' `do_lower_case`)."""
         if self._numbering is not None:
             lowering = self._numbering.normalizer.lowering()
             self.backend.normalizer = normalizers.Normalizer.custom(lowering)
@@ -228,8 +197,8 @@ class Tokenizer:
         self.backend.normalizer = normalizers.Sequence(steps)
 
     def inside_texts(self) -> Tokenizer | None:
-        """The same without a space in front of texts, and with those that they have, where the
-        normaliser is ours; None for others."""
+        """Returns a copy that adds no space before texts and keeps all of theirs, where the
+        normaliser is our own; None otherwise."""
         if self._numbering is None:
             return None
         twin = self.twin()
@@ -238,22 +207,22 @@ class Tokenizer:
 
     @cached_property
     def token_text(self) -> TokenText:
-        """The text of a token behind others; U+FFFD of a part of a character."""
+        """Returns the text of a token after others; U+FFFD for part of a character."""
         decode = self.decode
         if self.bad_bytes != "replace":
             decode = partial(self.backend.decode, skip_special_tokens=False)
         return TokenText(decode, self.spelling, self._spelled_bytes)
 
     def piece(self, token: int) -> str:
-        """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
+        """Returns a token's string in the vocabulary; "" for an id beyond the vocabulary."""
         return self.spelling(token) or ""
 
     def has(self, token: int) -> bool:
-        """Whether it is an id of the tokenizer."""
+        """Whether the tokenizer has this id."""
         return 0 <= token < 1 << 32 and self.spelling(token) is not None
 
     def join(self, pieces: list[str]) -> str:
-        """Pieces put together again to text."""
+        """Joins pieces to a text."""
         decoder = self.backend.decoder
         return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
 
@@ -262,8 +231,8 @@ class Tokenizer:
         return tighten(text) if self.cleans_spaces else text
 
     def decode_as_spelled(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        """As `decode`, with the spaces that it would take away."""
-        with _faults():
+        """`decode` without removing loose spaces."""
+        with tokenizer_faults():
             if self._numbering is None and self.bad_bytes == "replace":
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
             skipped = self.special_ids if skip_special_tokens else frozenset()
@@ -283,17 +252,17 @@ class Tokenizer:
         special_tokens: bool = True,
     ) -> list[Encoding]:
         """Encodes texts and pairs. `cut`: keyword arguments of the library's truncation. `offsets`:
-        also where each token stands in the text, which costs time (see `has_offsets`).
-        `special_tokens`: those that stand around a text are put there; a chat template writes them
-        itself. Raises TokenizerFault.
+        also return the offsets of tokens in the text, which takes time (see `has_offsets`).
+        `special_tokens`: add special tokens around a text; a chat template writes them itself.
+        Raises TokenizerFault.
 
-        Truncation is state of the Rust object: with `cut`, one thread at a time (the engine's rule
-        too), and one that another keeps waiting while it encodes.
+        Truncation is state of the Rust object. So with `cut` only one thread may call it at a time,
+        as in the engine, and calls from other threads wait while it encodes.
         """
         encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
         if (numbering := self._numbering) is not None:
             texts = [numbering.marked(t) if isinstance(t, str) else t for t in texts]
-        with _faults():
+        with tokenizer_faults():
             if cut is None:
                 found = encode(texts, add_special_tokens=special_tokens)
             else:
@@ -305,11 +274,11 @@ class Tokenizer:
         return found if numbering is None else [numbering.renumbered(each) for each in found]
 
     def last_tokens(self, text: str, most: int, *, special_tokens: bool) -> list[int]:
-        """The ids of a text's end, at most `most` with the special tokens around it, which are
-        kept. From any thread. Raises TokenizerFault."""
+        """Returns the ids of a text's end: at most `most`, including the special tokens around it,
+        which are kept. Thread-safe. Raises TokenizerFault."""
         if self._numbering is not None:
             text = self._numbering.marked(text)
-        with _faults():
+        with tokenizer_faults():
             (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
             added = self.added_tokens(pair=False) if special_tokens else 0
             encoded.truncate(max(most - added, 0), direction="left")
@@ -320,18 +289,19 @@ class Tokenizer:
 
     @property
     def joining(self) -> Joining | None:
-        """How pieces become text, where the backend's decoder does not do it."""
+        """How pieces become text, where the backend's decoder does not define it."""
         return None if self._numbering is None else self._numbering.joining
 
     def spelling(self, token: int) -> str | None:
-        """As `piece`, but None for an id that has no name."""
+        """As `piece`, but None for an id beyond the vocabulary."""
         if self._numbering is not None:
             return self._numbering.names.get(token)
         return self.backend.id_to_token(token)
 
     @cached_property
     def _spelled_bytes(self) -> Callable[[str], bytes | None]:
-        """The bytes that a spelling stands for; None where it is text."""
+        """Returns the bytes that a string of the vocabulary represents, or None where it is
+        text."""
         if (joining := self.joining) is not None:
             kinds = joining.kinds if isinstance(joining, PieceJoining) else {}
             return lambda piece: byte_of_token(piece) if kinds.get(piece) == BYTE else None
@@ -341,31 +311,10 @@ class Tokenizer:
         has_bytes = any(step["type"] == "ByteFallback" for step in steps)
         return byte_of_token if has_bytes else lambda piece: None
 
+    def _is_special(self, token: int) -> bool:
+        return self._numbering is not None or token in self.special_ids
+
     def _id(self, spelling: str) -> int | None:
         if self._numbering is not None:
             return self._numbering.special.get(spelling)
         return self.backend.token_to_id(spelling)
-
-    def _role(self, config: dict[str, Any], role: str) -> int | None:
-        named = config.get(role)
-        if isinstance(named, dict):
-            named = named.get("content")
-        if isinstance(named, str):
-            return self._id(named)
-        for usual in _USUAL_NAMES[role]:
-            index = self._id(usual)
-            if index is not None and (self._numbering or index in self.special_ids):
-                return index
-        return None
-
-
-def _same_parts(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """One that shares the model, which nobody changes."""
-    twin = tokenizers.Tokenizer(backend.model)
-    twin.normalizer = backend.normalizer
-    twin.pre_tokenizer = backend.pre_tokenizer
-    twin.decoder = backend.decoder
-    twin.post_processor = backend.post_processor
-    added = backend.get_added_tokens_decoder()
-    twin.add_tokens([added[index] for index in sorted(added)])
-    return twin

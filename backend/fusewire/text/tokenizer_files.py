@@ -1,4 +1,4 @@
-"""Which of a folder's files its tokenizer is read from. Imports no tokenizer."""
+"""Selects the files of a folder from which its tokenizer is read. Imports no tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusewire.weights.formats import TOKENIZER
 
 CONFIG = "tokenizer_config.json"
 
-# The tokenizer's class, named as its models are -> its SentencePiece file.
+# Tokenizer class, in the notation of model types -> its SentencePiece file.
 SENTENCEPIECE = {
     "t5": "spiece.model",
     "mt5": "spiece.model",
@@ -26,23 +26,23 @@ SENTENCEPIECE = {
 }
 TARGET = "target.spm"  # beside source.spm
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-# Other classes that are read without tokenizer.json -> what is there to read: of ByT5, whose tokens
-# are in no file, what names the class.
+# Other classes that are read without tokenizer.json -> the file to read. ByT5's tokens are in no
+# file; its class is named in CONFIG.
 _OTHERS = {"byt5": CONFIG, "blenderbotsmall": VOCABULARY}
 SENTENCEPIECE_FILES = (*sorted({*SENTENCEPIECE.values()}), TARGET)
-# In messages: what would do.
+# For messages: the files that are accepted.
 _OF_CLASSES = " or ".join(sorted({*SENTENCEPIECE.values()}))
 WANTED = f"{TOKENIZER} or, of a class that is known, {_OF_CLASSES}"
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, completed by special_tokens_map.json."""
+    """Returns tokenizer_config.json, completed by special_tokens_map.json."""
     special = read_json(folder, "special_tokens_map.json") or {}
     return special | (read_json(folder, CONFIG) or {})
 
 
 def tokenizer_file(folder: Path) -> str | None:
-    """tokenizer.json, else the first file of a class that is known; None for neither."""
+    """Returns tokenizer.json, otherwise the first file of a supported class, or None."""
     if file_in(folder, TOKENIZER) is not None:
         return TOKENIZER
     name = (SENTENCEPIECE | _OTHERS).get(tokenizer_class(folder, tokenizer_config(folder)))
@@ -50,7 +50,8 @@ def tokenizer_file(folder: Path) -> str | None:
 
 
 def tokenizer_class(folder: Path, config: dict[str, Any]) -> str:
-    """As SENTENCEPIECE names it: the one that tokenizer_config.json names, else the model's."""
+    """Returns a key of SENTENCEPIECE: the class in tokenizer_config.json, otherwise the model's
+    type."""
     named = config.get("tokenizer_class")
     if isinstance(named, str):
         return named.removesuffix("Fast").removesuffix("Tokenizer").lower()
@@ -59,7 +60,7 @@ def tokenizer_class(folder: Path, config: dict[str, Any]) -> str:
 
 
 def named_token(config: dict[str, Any], role: str, usual: str) -> str:
-    """The token that `tokenizer_config` names for a role (eos_token), else the usual one."""
+    """Returns the token that `tokenizer_config` has for a role (eos_token), otherwise `usual`."""
     named = config.get(role)
     named = named.get("content") if isinstance(named, dict) else named
     return named if isinstance(named, str) else usual

@@ -1,4 +1,4 @@
-"""What tokenizer_config.json says beside tokenizer.json, and transformers follows."""
+"""Settings in tokenizer_config.json that transformers applies to a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fusewire.errors import CheckpointError
 from fusewire.text.tokenizer_files import CONFIG
 from fusewire.weights.formats import TOKENIZER as FILE
 
-# tokenizer_config.json -> the BERT normaliser's name. strip_accents may be null: as lower-casing.
+# Key of tokenizer_config.json -> attribute of the BERT normaliser. strip_accents may be null, which
+# follows lower-casing.
 _BERT_SWITCHES = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -20,8 +21,8 @@ _BERT_SWITCHES = {
 
 
 def follow_bert_switches(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    """Lets tokenizer_config.json overrule a BERT normaliser, as transformers' BERT classes do; its
-    plain fast class takes tokenizer.json as it stands."""
+    """Lets tokenizer_config.json override a BERT normaliser, as transformers' BERT classes do. The
+    plain fast class uses tokenizer.json unchanged."""
     normalizer = backend.normalizer
     if not isinstance(normalizer, normalizers.BertNormalizer):
         return
@@ -41,7 +42,7 @@ def follow_bert_switches(backend: tokenizers.Tokenizer, config: dict[str, Any]) 
 
 def add_listed_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
     """Adds the tokens that tokenizer_config.json lists and tokenizer.json lacks, as transformers
-    does: those of a chat are at times written into the one file alone."""
+    does. Tokens of a chat format are sometimes only in the former."""
     listed = config.get("added_tokens_decoder") or {}
     try:
         tokens = {int(index): dict(token) for index, token in listed.items()}
@@ -59,7 +60,7 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> 
 
 
 def truncation_side(config: dict[str, Any]) -> str:
-    """At which end of a text tokens are left out: right or left."""
+    """Returns the end of a text at which tokens are removed: right or left."""
     side = config.get("truncation_side", "right")
     if side not in ("right", "left"):
         raise CheckpointError(
@@ -69,7 +70,8 @@ def truncation_side(config: dict[str, Any]) -> str:
 
 
 def max_length(config: dict[str, Any]) -> int | None:
-    """model_max_length, None where transformers wrote its "no limit" (1e30) or nothing."""
+    """Returns model_max_length, or None where the file has transformers' "no limit" (1e30) or
+    nothing."""
     value = config.get("model_max_length")
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Texts to token ids, as transformers' processors of CLIP and SigLIP give them to the model."""
+"""Converts texts to token ids as transformers' processors of CLIP and SigLIP do."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError, InvalidInput
-from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer import Tokenizer
 from fusewire.text.tokenizer_files import CONFIG
+from fusewire.text.tokenizer_library import TokenizerFault
 from fusewire.weights import read_json
 from fusewire.weights.formats import TOKENIZER as FILE
 
-# A text has few tokens: longer ones would take seconds to be refused by their number.
+# Texts have few tokens. Tokenising longer texts only to refuse them would take seconds.
 _MOST_CHARACTERS = 1 << 16
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_PADS_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")  # where no file says so
+_PADS_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")  # by default
 
 
 class TowerTokenizer:
     """A folder's tokenizer for texts that are compared with images."""
 
     def __init__(self, folder: Path, *, max_length: int, padded: bool) -> None:
-        """`padded`: every text has `max_length` tokens. CheckpointError where the folder has no
-        tokenizer, or one without a padding token that is needed."""
+        """`padded`: every text has `max_length` tokens. Raises CheckpointError where the folder has
+        no tokenizer, or padding is needed and there is no padding token."""
         tokenizer = Tokenizer.load(folder)
         if tokenizer is None:
             raise CheckpointError(
@@ -60,8 +61,9 @@ class TowerTokenizer:
     def ids(
         self, texts: Sequence[str], *, field: str = "texts", truncate: bool = False
     ) -> list[NDArray[np.int64]]:
-        """The ids of each text, special tokens included. InvalidInput names `field` and the first
-        text that cannot be tokenised, or is too long without `truncate`. One thread at a time."""
+        """Returns the ids of each text, including special tokens. Raises InvalidInput with `field`
+        and the first text that cannot be tokenised, or is too long without `truncate`. Not
+        thread-safe."""
         remedy = "shorten the text"
         for index, text in enumerate(texts):
             if len(text) > _MOST_CHARACTERS:
@@ -105,7 +107,7 @@ def _padding_side(config: dict[str, Any]) -> str:
 
 
 def canonical(text: str, *, lower: bool) -> str:
-    """As SigLIP was trained: without punctuation, and one space between words. transformers does it
-    outside of tokenizer.json."""
+    """Returns the text as in SigLIP's training: without punctuation, with one space between words.
+    transformers does this outside tokenizer.json."""
     plain = (text.lower() if lower else text).translate(_WITHOUT_PUNCTUATION)
     return re.sub(r"\s+", " ", plain).strip()

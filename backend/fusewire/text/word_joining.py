@@ -1,15 +1,16 @@
-"""Pieces to text where a word is spelled by its own pieces: those that go on end in `@@`."""
+"""Joins pieces to text where each word has its own pieces. Pieces that do not end a word end in
+`@@`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 GOES_ON = "@@"
-_UNCERTAIN = "@ \t\n\r"  # at the end of a text
+_UNCERTAIN = "@ \t\n\r"  # held back at the end of a text
 
 
 class WordJoining:
-    """Pieces to text: a space between two, but none behind one that goes on."""
+    """Joins pieces with a space between two, but none after a piece that does not end a word."""
 
     def text(self, pieces: Collection[str]) -> str:
         return " ".join(pieces).replace(GOES_ON + " ", "").strip()
@@ -19,8 +20,7 @@ class WordJoining:
 
 
 class WordStream:
-    """The growing text of one sequence. White space at its end, and the mark of a piece that goes
-    on, are held back."""
+    """The growing text of one sequence. White space and the mark `@@` at its end are held back."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -28,7 +28,7 @@ class WordStream:
         self._held = ""
 
     def step(self, piece: str) -> str:
-        """The text that is certain with one more piece."""
+        """Returns the text that one more piece makes final."""
         text = self._held + (" " if self._begun else "") + piece
         self._begun = True
         text = text.replace(GOES_ON + " ", "")

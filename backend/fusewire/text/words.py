@@ -1,6 +1,6 @@
-"""Tokens to words, as transformers' Whisper and openai-whisper divide a text: at spaces, or between
-any two characters where a language is written without them; punctuation belongs to a word beside
-it."""
+"""Groups tokens into words, as transformers' Whisper and openai-whisper split a text: at spaces, or
+between any two characters for languages written without them. Punctuation belongs to an adjacent
+word."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-_BROKEN = "\ufffd"  # in place of bytes that are no character yet
+_BROKEN = "\ufffd"  # the decoded form of an incomplete character
 _OPENING = "\"'“¡¿([{-"
 _CLOSING = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text, of its tokens from `begin` until `end`."""
+    """A part of a text, from its tokens [begin, end)."""
 
     text: str
     begin: int
@@ -32,14 +32,15 @@ class Piece:
 def words_of(
     token_ids: Sequence[int], decode: Callable[[list[int]], str], *, spaced: bool
 ) -> list[Piece]:
-    """The words of a text, which they make up together. `spaced`: whether its language is written
-    with spaces between words."""
+    """Returns the words of a text, which concatenate to the text. `spaced`: whether its language is
+    written with spaces between words."""
     pieces = [*_characters(token_ids, decode)]
     return _with_closing(_with_opening(_at_spaces(pieces) if spaced else pieces))
 
 
 def _characters(token_ids: Sequence[int], decode: Callable[[list[int]], str]) -> Iterator[Piece]:
-    """As few tokens as make whole characters, or what is broken in the text itself."""
+    """Yields pieces of as few tokens as make whole characters, or an invalid character of the text
+    itself."""
     whole, begin, length = decode([*token_ids]), 0, 0
     for end in range(1, len(token_ids) + 1):
         text = decode([*token_ids[begin:end]])
@@ -50,7 +51,7 @@ def _characters(token_ids: Sequence[int], decode: Callable[[list[int]], str]) ->
 
 
 def _at_spaces(pieces: Sequence[Piece]) -> list[Piece]:
-    """A space begins a word, and so does punctuation."""
+    """Joins pieces to words. A space or punctuation begins a word."""
     words: list[Piece] = []
     for piece in pieces:
         if (
@@ -65,8 +66,8 @@ def _at_spaces(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _with_opening(words: Sequence[Piece]) -> list[Piece]:
-    """What opens the word behind it belongs to that."""
-    joined: list[Piece] = []  # from the last one on
+    """Joins opening punctuation to the word after it."""
+    joined: list[Piece] = []  # in reverse order
     for word in reversed(words):
         if joined and word.opens:
             joined[-1] = word + joined[-1]
@@ -76,7 +77,7 @@ def _with_opening(words: Sequence[Piece]) -> list[Piece]:
 
 
 def _with_closing(words: Sequence[Piece]) -> list[Piece]:
-    """What closes the word in front of it belongs to that."""
+    """Joins closing punctuation to the word before it."""
     joined: list[Piece] = []
     for word in words:
         if joined and not joined[-1].text.endswith(" ") and word.text in _CLOSING:

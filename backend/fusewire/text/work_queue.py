@@ -1,8 +1,8 @@
-"""Requests that take seconds to read, read apart from a model's other requests.
+"""Processes requests that take seconds to read apart from a model's other requests.
 
-Tokenising a text of megabytes takes seconds, and a chat template as long as it likes. Both leave
-the interpreter to other threads meanwhile, so they have threads of their own; long texts one at a
-time, as they take a hundred times their size in memory.
+Tokenising a text of megabytes takes seconds, and the time of a chat template is not limited. Both
+release the interpreter to other threads, so they have their own threads. Long texts are processed
+one at a time, as they take a hundred times their size in memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fusewire.errors import QueueFull
 
 _log = logging.getLogger(__name__)
 
-# Characters of a request's texts: a tenth of a second's work.
+# Total characters of a request's texts: a tenth of a second's work.
 LONG_CHARACTERS = 1 << 17
 MOST_WAITING = 8
-# For what is still waiting when the model is unloaded.
+# For the tasks that are still waiting when the model is unloaded.
 _DRAIN_S = 5.0
 
 
 class WorkQueue:
-    """Runs tasks in the order they come, as many at once as it has threads, until closed."""
+    """Runs tasks in order of arrival, as many at once as it has threads, until it is closed."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class WorkQueue:
         *,
         threads: int = 1,
     ) -> None:
-        """`what`: how the error begins where too many wait."""
+        """`what`: the beginning of the error where too many tasks wait."""
         self._full = (
             f"{what} while {most_waiting} such requests wait, wanted fewer; try again later"
         )
@@ -48,7 +48,7 @@ class WorkQueue:
             thread.start()
 
     def take(self, work: Callable[[], None], fail: Callable[[Exception], None]) -> None:
-        """Queues a task, whose error `fail` gets; QueueFull."""
+        """Queues a task. `fail` is called with its error. Raises QueueFull."""
 
         def work_or_fail() -> None:
             try:
@@ -60,20 +60,20 @@ class WorkQueue:
         self.put(work_or_fail)
 
     def reserve(self) -> None:
-        """Takes a place, for `put` or `give_back`; QueueFull."""
+        """Reserves a place for `put` or `give_back`. Raises QueueFull."""
         if not self._waiting.acquire(blocking=False):
             raise QueueFull(self._full)
 
     def put(self, work: Callable[[], None]) -> None:
-        """Queues a task that has a place, and answers its request, errors included."""
+        """Queues a task with a reserved place. The task answers its request, also with errors."""
         self._works.put(work)
 
     def give_back(self) -> None:
-        """A place that no task needs."""
+        """Releases a reserved place."""
         self._waiting.release()
 
     def close(self, drain_seconds: float = _DRAIN_S) -> None:
-        """Waits at most `drain_seconds` for what is still in the queue."""
+        """Waits at most `drain_seconds` for the tasks in the queue."""
         for _ in self._threads:
             self._works.put(None)
         until = time.monotonic() + drain_seconds
@@ -86,5 +86,5 @@ class WorkQueue:
                 work()
             except Exception:
                 _log.exception("a request with a long text could not be answered")
-            del work  # with its text
+            del work  # frees its text
             self._waiting.release()

@@ -1,7 +1,7 @@
-"""Values as clients write them: numbers and flags as strings ("true", "5", "0.7"), as which
+"""Values as clients write them: numbers and flags as strings ("true", "5", "0.7"), which is how
 config.pbtxt and request parameters may have to send them, and one string for a list of one.
 
-Each function returns the value that is meant, and what it does not know as it is.
+Each function returns the value that is meant, or its argument unchanged where it does not know it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ def minus_one_as_zero(value: object) -> object:
 
 
 def one_as_list(value: object) -> object:
-    """A string as the list of it."""
+    """Returns a string as a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
 def one_id_as_list(value: object) -> object:
-    """A token id as the list of it."""
+    """Returns a token id as a list of one."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
 def ids_as_keys(value: object) -> object:
-    """JSON's keys are strings. One spelling an id, so that none is given twice."""
+    """Converts JSON's keys, which are strings, to token ids. Only one notation per id is accepted,
+    so that no id occurs twice."""
     if not isinstance(value, dict):
         return value
     for key in value:
@@ -57,7 +58,7 @@ def ids_as_keys(value: object) -> object:
 
 
 def flag_or(word: str) -> BeforeValidator:
-    """Reads a flag, for which this word may stand instead."""
+    """Returns a validator for a flag, or this word in its place."""
 
     def read(value: object) -> object:
         value = written_flag(value)
@@ -68,7 +69,7 @@ def flag_or(word: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-# Fields of a request: of their own JSON type, or written as a string.
+# Fields of a request: values of their own JSON type, or the same written as a string.
 Flag = Annotated[bool, Field(strict=True), BeforeValidator(written_flag)]
 Whole = Annotated[int, Field(strict=True), BeforeValidator(written_whole)]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(written_real)]

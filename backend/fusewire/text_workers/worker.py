@@ -1,4 +1,4 @@
-"""The worker's program: loads one folder's tokenizer and chat template, then answers calls."""
+"""The program of a worker: loads a folder's tokenizer and chat template, then answers calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fusewire.worker_processes.program import Loaded, limit_memory, serve
 
 METHODS = ("conversation", "count", "echo", "ids", "last_tokens", "pieces", "text")
 
-# Memory of a call, beyond what the loaded worker has: for a template, and for each character of a
-# text that it tokenises (measured: 160 to 230 bytes).
+# Memory that a call may take in addition to the loaded worker's: for a template, and per character
+# of a text that it tokenises (measured: 160 to 230 bytes).
 CALL_BYTES = 1 << 30
 CALL_BYTES_PER_CHARACTER = 512
-# Memory for loading: for a template, and for each byte of a tokenizer's file.
+# Memory for loading: for a template, and per byte of a tokenizer's file.
 LOAD_BYTES = 1 << 30
 LOAD_BYTES_PER_BYTE = 32
 
 
 def main(owner: int) -> None:
-    """`owner`: its process id."""
+    """`owner`: the process id of the parent."""
     serve(owner, _load)
 
 

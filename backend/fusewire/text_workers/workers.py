@@ -1,7 +1,7 @@
 """The workers of one model: one for short requests, and one for long ones, which may take seconds.
 
-Each has a queue and a thread of its own, which starts it, calls it, and replaces it when it is late
-or dies. So whatever a folder does delays only requests for its own model.
+Each has a queue and a thread of its own, which starts the worker, calls it, and replaces it when it
+misses a deadline or dies. So a folder can delay only requests for its own model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fusewire.errors import CheckpointError, FusewireError, InvalidInput, QueueF
 from fusewire.worker_processes.messages import MOST_BYTES, encoded
 from fusewire.worker_processes.process import WorkerDied, WorkerLate, WorkerProcess
 
-# For the work of one call, a hundred times what the longest conversation takes.
+# Deadline for the work of one call: a hundred times as long as the longest conversation takes.
 DEADLINE_S = 10.0
-# In a queue, before a call is refused: its client has little time left.
+# Maximum time in a queue; then a call is refused, since its client has little time left.
 MOST_WAIT_S = 30.0
-# A message of a call that is longer takes over a tenth of a second.
+# Calls with longer messages take over a tenth of a second, and go to the queue of long ones.
 LONG_BYTES = 1 << 17
 MOST_WAITING = 1024
 MOST_LONG_WAITING = 8
@@ -32,7 +32,7 @@ _STOPS = "text worker: got a request while it stops, wanted one before; send it 
 
 
 class TextWorkers:
-    """Renders and tokenises for one model, from any thread, until closed."""
+    """Renders and tokenises for one model, from any thread, until it is closed."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class TextWorkers:
         chat_template: Path | None = None,
         lowercase: bool = False,
     ) -> None:
-        """As TextProcessor.load. A worker starts when it is needed first."""
+        """Arguments as in TextProcessor.load. A worker is started when it is first needed."""
         configuration = {
             "folder": str(folder.absolute()),
             "max_length": max_length,
@@ -55,7 +55,8 @@ class TextWorkers:
         self._description: Mapping[str, Any] | None = None
 
     def description(self) -> Mapping[str, Any]:
-        """TextProcessor's. The first call waits until the folder is loaded; CheckpointError."""
+        """Returns TextProcessor's description. The first call waits until the folder is loaded.
+        Raises CheckpointError."""
         if self._description is None:
             try:
                 self._description = self._short.submit(_Call("", None)).result()
@@ -68,9 +69,9 @@ class TextWorkers:
         return self._description
 
     def submit(self, method: str, field: str, **arguments: Any) -> Future[Any]:
-        """The result of TextProcessor's `method`, or its error; also InvalidInput where it takes
-        too long or too much memory, and Unavailable where too many wait (raised at once) or the
-        worker dies again and again."""
+        """Returns the future of the result of TextProcessor's `method`, or of its error. The error
+        is also InvalidInput if the call takes too long or too much memory, and Unavailable if the
+        worker dies repeatedly. Raises QueueFull at once if too many calls wait."""
         message = encoded({"method": method, "field": field, "arguments": arguments})
         if len(message) > MOST_BYTES:
             got, most = f"{len(message)} bytes", f"at most {MOST_BYTES}"
@@ -79,7 +80,7 @@ class TextWorkers:
         return lane.submit(_Call(field, message))
 
     def close(self) -> None:
-        """Ends the workers; what waits ends in Unavailable."""
+        """Ends the workers; waiting calls end with Unavailable."""
         lanes = (self._short, self._long)
         for lane in lanes:
             lane.stop()
@@ -89,21 +90,21 @@ class TextWorkers:
 
 @dataclass
 class _Call:
-    name: str  # of the request's field
-    message: bytes | None  # None: for the description
+    name: str  # name of the request's field
+    message: bytes | None  # None: asks for the description
     future: Future[Any] = field(default_factory=Future)
     began: float = field(default_factory=time.monotonic)
 
 
 class _Lane:
-    """A worker process, the thread that calls it, and the calls that wait."""
+    """A worker process, the thread that calls it, and the queue of calls."""
 
     def __init__(self, configuration: Mapping[str, Any], most_waiting: int) -> None:
         self._configuration = configuration
         self._most_waiting = most_waiting
         self._places = threading.BoundedSemaphore(most_waiting)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # over the two below, and what is put into the queue
+        self._lock = threading.Lock()  # guards the next two, and putting calls into the queue
         self._process: WorkerProcess | None = None
         self._stopping = False
         self._description: Mapping[str, Any] = {}
@@ -161,7 +162,7 @@ class _Lane:
             raise _failure(call.name, error) from None
 
     def _answer(self, message: bytes | None) -> Any:
-        for again in (True, False):  # a worker that was killed while it rested does no harm
+        for again in (True, False):  # retry once: the worker may have been killed while idle
             try:
                 process = self._running()
                 if message is None:
@@ -172,7 +173,7 @@ class _Lane:
                     raise
 
     def _running(self) -> WorkerProcess:
-        """The process, a new one if there is none."""
+        """Returns the process, and starts one if there is none."""
         if self._process is None or self._process.ended:
             with self._lock:
                 if self._stopping:
@@ -183,7 +184,7 @@ class _Lane:
 
 
 def _failure(name: str, error: WorkerLate | WorkerDied) -> FusewireError:
-    """The error of a request whose field has this name."""
+    """Returns the error of a request whose field has this name."""
     if isinstance(error, WorkerDied) and not error.out_of_memory:
         words = f"text worker: got {error}, twice, wanted an answer; try again later"
         return Unavailable(words)

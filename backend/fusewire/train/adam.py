@@ -16,40 +16,41 @@ from fusewire.train.runs import MOMENTS, Member, Run, Update, layout, runs
 from fusewire.train.shards import Shards, State, by_parameter
 from fusewire.train.step_factors import StepFactors
 
-# What torch's optimizers of this name can do and this one cannot, in their own words.
+# Options of torch's optimizers of this name that this one does not have.
 _LACKS = ("amsgrad", "maximize", "differentiable")
 
 
 class Adam(torch.optim.Optimizer):
-    """torch.optim.AdamW, or torch.optim.Adam with `adamw=False`, with clip_grad_norm_ in it.
+    """torch.optim.AdamW, or torch.optim.Adam with `adamw=False`, with clip_grad_norm_ built in.
 
         optimizer = fusewire.train.Adam(model.parameters(), lr=5e-5, max_grad_norm=1.0)
 
-    Parameters are fp32, on the CPU or on GPUs; those that follow each other in memory, as
-    FlatParameters lays them out, are updated by one call, others by one each. Groups have their
-    own `lr` and `weight_decay` (by default 0.01 of AdamW, 0 of Adam), which schedulers may change.
-    `max_grad_norm`: gradients are scaled to at most this norm, all together (Pascanu et al. 2013);
-    leave the host's own clipping off. The gradients themselves are not changed.
+    Parameters are fp32, on the CPU or on GPUs. Those that are adjacent in memory, as FlatParameters
+    lays them out, are updated by one call, the others by one call each. Parameter groups have their
+    own `lr` and `weight_decay` (default: 0.01 for AdamW, 0 for Adam), which schedulers may change.
+    `max_grad_norm`: all gradients together are scaled to at most this norm (Pascanu et al. 2013);
+    switch off the clipping of the host (Trainer, Accelerate, Lightning). The gradients themselves
+    are not changed.
 
-    A step whose gradients have NaN or Inf, or squares beyond fp32, changes nothing, and is counted
-    in `skipped_steps`. `gradient_norm` is the last step's, before clipping; of a skipped one too.
-    A GradScaler hands its scale to `step`, which divides by it. On a GPU `step` waits for nothing;
-    who reads `skipped_steps` or `gradient_norm` waits for the steps so far. `state_dict` is that of
-    torch's optimizers: checkpoints load either way.
+    A step whose gradients have NaN or Inf, or squares that overflow fp32, changes nothing and is
+    counted in `skipped_steps`. `gradient_norm` is the norm of the last step's gradients before
+    clipping, also of a skipped step. A GradScaler passes its scale to `step`, which divides by it.
+    On a GPU `step` does not synchronise; reading `skipped_steps` or `gradient_norm` waits for the
+    steps so far. `state_dict` has the format of torch's optimizers: checkpoints load either way.
 
-    `process_group`, as torch.distributed.group.WORLD: its processes, whose gradients are equal
-    (DistributedDataParallel makes them so, and Step those of each part), share the work. Each
-    updates its part of the parameters, of about the same size, has the moments of that part alone,
-    and takes the other values from the others. Clipping is by the norm of all gradients, and all
-    processes skip a step or none. `step` waits for all of them, and so does
-    `consolidate_state_dict`, which has to be called before `state_dict`. By default each process
-    has everything.
+    `process_group`, for example torch.distributed.group.WORLD: its processes, whose gradients are
+    equal (DistributedDataParallel makes them so, and Step those of each part), share the work. Each
+    process updates a part of the parameters, of about the same size, holds the moments of that part
+    alone, and receives the other values from the other processes. Gradients are clipped by the norm
+    of all of them, and either all processes skip a step or none does. `step` waits for all of them,
+    and so does `consolidate_state_dict`, which has to be called before `state_dict`. By default
+    each process has everything.
 
     Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. Raises
-    ConfigurationError for settings out of range and parameters that it cannot update.
+    ConfigurationError for settings out of range and for parameters that it cannot update.
     """
 
-    # To GradScaler: `step` reads the attributes grad_scale and found_inf, which it sets.
+    # Tells GradScaler that `step` reads the attributes grad_scale and found_inf, which it sets.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -98,7 +99,7 @@ class Adam(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; checks the group."""
+        """As in torch; checks the group."""
         if self._shards is not None:
             raise ConfigurationError(
                 "param_groups: got another one when the parameters were shared out to processes, "
@@ -110,23 +111,23 @@ class Adam(torch.optim.Optimizer):
 
     @property
     def gradient_norm(self) -> float:
-        """Of the last step's gradients, before clipping; NaN before the first."""
+        """The norm of the last step's gradients before clipping; NaN before the first step."""
         return float(self._norm)
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that changed nothing, for their gradients were not finite."""
+        """The number of steps that changed nothing because their gradients were not finite."""
         return int(self._skipped)
 
     def read_rates(self) -> None:
-        """Takes the groups' learning rates and decays as they are now. `step` does; who replays a
-        recorded step calls it before."""
+        """Reads the current learning rates and decays of the groups. `step` calls it; code that
+        replays a recorded step has to call it before each replay."""
         for run in self._runs:
             run.read_rates()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step over all parameters that have a gradient; what `closure` returned."""
+        """One step over all parameters that have a gradient. Returns what `closure` returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -162,12 +163,12 @@ class Adam(torch.optim.Optimizer):
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Gathers the state of all processes in process `to`, whose `state_dict` has it until the
         next step. All processes of the group have to call it. (The name is that of torch's
-        ZeroRedundancyOptimizer.) Nothing to do without a group."""
+        ZeroRedundancyOptimizer.) Without a group there is nothing to do."""
         if self._shards is not None:
             self._consolidated = self._shards.consolidated(self.state, to)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. ConfigurationError where other processes have a part of it."""
+        """As in torch. Raises ConfigurationError where other processes hold a part of the state."""
         found: dict[str, Any] = super().state_dict()
         if self.process_group is None:
             return found
@@ -181,8 +182,8 @@ class Adam(torch.optim.Optimizer):
         return found | {"state": {i: state for i, state in whole.items() if state is not None}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, of this class or of torch's Adam and AdamW. The state is copied; whether
-        decay is decoupled stays as this optimizer was made."""
+        """As in torch; takes the state of this class or of torch's Adam and AdamW. The state is
+        copied; whether decay is decoupled does not change."""
         for group in state_dict["param_groups"]:
             for name in _LACKS:
                 if group.get(name):
@@ -223,8 +224,8 @@ class Adam(torch.optim.Optimizer):
         self.copied = []
 
     def _current_runs(self) -> list[Run]:
-        """Those of the last step, where nothing moved since but gradients as a whole run, or none
-        that a run holds together."""
+        """The runs of all parameters that have a gradient: those of the last step where parameters
+        and gradients are adjacent as they were then, otherwise new ones."""
         given = [
             (p, group)
             for group in self.param_groups
@@ -257,7 +258,7 @@ class Adam(torch.optim.Optimizer):
         return self._runs
 
     def _members(self, given: list[tuple[torch.Tensor, dict[str, Any]]]) -> list[Member]:
-        """What of these parameters is updated here."""
+        """The parts of these parameters that this process updates."""
         if self.process_group is None:
             return [Member(p, group, 0, p.numel()) for p, group in given]
         shards = self.shards()
@@ -271,7 +272,8 @@ class Adam(torch.optim.Optimizer):
         return {flat: copy for flat, copy in copies.items() if copy is not None}
 
     def shards(self) -> Shards:
-        """The parameters, cut. All processes of the group have to call it the first time."""
+        """The parameters, cut into one part per process. All processes of the group have to call it
+        the first time."""
         assert self.process_group is not None
         if self._shards is None:
             assert self._consolidated is not None
@@ -290,7 +292,7 @@ def _update_of(taken: dict[torch.Tensor, int], member: Member) -> Update:
 
 
 def _numbers(scalars: list[torch.Tensor]) -> list[float]:
-    """Their values, with one wait for each device."""
+    """The values of the tensors, with one synchronisation per device."""
     found: dict[int, float] = {}
     by_device: dict[torch.device, list[int]] = {}
     for number, scalar in enumerate(scalars):

@@ -1,4 +1,4 @@
-"""What a call of a replaced model may ask for."""
+"""Arguments that the forward of a replaced model accepts, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _EARLIER_TOKENS = ("past_key_values", "cache")
 
 
 def refuse(model: Any, **arguments: Any) -> None:
-    """Raises Unsupported that names an argument with a value other than None or False: nothing that
-    is asked for is left out silently."""
+    """Raises Unsupported with the name of an argument whose value is neither None nor False:
+    nothing that was asked for is ignored silently."""
     given = {
         name: value
         for name, value in arguments.items()
@@ -40,7 +40,7 @@ def refuse(model: Any, **arguments: Any) -> None:
 
 
 def refuse_flattened(model: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises Unsupported for keywords of DataCollatorWithFlattening."""
+    """Raises Unsupported for the keywords of DataCollatorWithFlattening."""
     for name in FLATTENING:
         if arguments.get(name) is not None:
             raise Unsupported(
@@ -52,7 +52,8 @@ def refuse_flattened(model: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def refuse_create_graph() -> None:
-    """For the backward of a Function. Raises Unsupported where gradients are to have gradients."""
+    """To be called in the backward of an autograd Function: raises Unsupported where gradients of
+    gradients are wanted."""
     if torch.is_grad_enabled():
         raise Unsupported(
             "backward: create_graph",
@@ -65,8 +66,8 @@ def refuse_create_graph() -> None:
 def ids_or_embeddings(
     input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
 ) -> torch.Tensor:
-    """The one of them that is given: [batch, length], or [batch, length, hidden]. Raises
-    InvalidInput for both, none and other shapes."""
+    """Whichever of the two is given: [batch, length], or [batch, length, hidden]. Raises
+    InvalidInput for both, for none, and for other shapes."""
     given = input_ids if inputs_embeds is None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):
         raise InvalidInput(

@@ -1,4 +1,5 @@
-"""Padded batches of one bucket of sizes, packed at places that stay: what a recorded step reads."""
+"""Padded batches of one bucket of sizes, packed into tensors whose addresses do not change: the
+input of a recorded step."""
 
 from __future__ import annotations
 
@@ -12,27 +13,27 @@ from fusewire.train.packed import Packed
 from fusewire.train.sent_tensors import Kind
 from fusewire.train.torch_tensors import view
 
-# Of tokens in an octave, and places that rows are rounded up to.
+# Buckets of tokens in an octave, and the multiple that a row's places are rounded up to.
 _STEPS, _PLACES = 16, 32
 
 
 def bucket_of(rows: int, length: int, tokens: int) -> tuple[int, int, int]:
-    """The rows, places of a row and tokens that a batch is computed with: its own rounded up."""
+    """The rows, places per row and tokens that a batch is computed with: its own, rounded up."""
     step = max(1, power_of_two(tokens) // (2 * _STEPS))
     return rows, -(-length // _PLACES) * _PLACES, -(-tokens // step) * step
 
 
 class PackedBucket(Packed):
-    """Packed batches [rows, length] of up to `tokens` tokens, written one after the other.
+    """Packed batches [rows, length] of up to `tokens` tokens, written one after another.
 
-    Tokens that are missing are a sequence of their own behind the others: copies of the first
-    token, whose results go nowhere and have no gradient.
+    Missing tokens form a sequence of their own behind the others. They are copies of the first
+    token; their results are dropped and they have no gradient.
     """
 
     def __init__(
         self, rows: int, length: int, tokens: int, tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """`tensors`: of `kinds`, where steps read them."""
+        """`tensors`: the tensors of `kinds` that steps read."""
         self.shape = rows, length
         self.rows_begin = True
         self._tokens, self._longest = tokens, 0
@@ -44,8 +45,8 @@ class PackedBucket(Packed):
 
     @staticmethod
     def kinds(rows: int, tokens: int) -> dict[str, Kind]:
-        """Of each token its place in rows that lie one behind the other; the same with a place
-        behind them for the missing; where sequences begin."""
+        """The place of each token in the concatenated rows; the same with a place behind the rows
+        for missing tokens; the offsets of the sequences."""
         return {
             "index": Kind((tokens,), torch.int64),
             "places": Kind((tokens,), torch.int64),
@@ -63,8 +64,8 @@ class PackedBucket(Packed):
     def write(
         self, there: torch.Tensor, lengths: torch.Tensor, to: Mapping[str, torch.Tensor]
     ) -> None:
-        """there bool [rows, length or less] and lengths [rows], on the CPU, as `to` is, which is
-        sent to `tensors`."""
+        """Writes a batch to `to`, tensors on the CPU that are sent to `tensors`. there bool [rows,
+        length or less] and lengths [rows] are on the CPU."""
         rows, length = self.shape
         padded = torch.zeros(rows, length, dtype=torch.bool)
         padded[:, : there.shape[1]] = there
@@ -78,7 +79,7 @@ class PackedBucket(Packed):
         offsets = to["offsets"]
         offsets[0], offsets[-1] = 0, self._tokens
         offsets[1:-1] = lengths.cumsum(0)
-        if self._offsets.device.type == "cpu":  # whose kernels read offsets when they are called
+        if self._offsets.device.type == "cpu":  # CPU kernels read offsets when they are called
             self.batch = SequenceBatch(view(offsets if missing else offsets[:-1].clone()))
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:

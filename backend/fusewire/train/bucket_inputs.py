@@ -1,4 +1,5 @@
-"""Batches of one bucket of sizes, at places that stay: what a recorded step reads."""
+"""Batches of one bucket of sizes in tensors whose addresses do not change: the input of a recorded
+step."""
 
 from __future__ import annotations
 
@@ -16,15 +17,14 @@ from fusewire.train.targets import NO_LABEL, target_mask
 from fusewire.train.torch_tensors import staged
 
 Batch = Mapping[str, torch.Tensor]
-SOURCE, TARGET = "", "decoder_"  # what the names of a model's arguments begin with
+SOURCE, TARGET = "", "decoder_"  # prefixes of a model's argument names
 PIXELS = "pixel_values"
-_ANSWER = "start_positions"  # of question answering: each place of a row is a class
+_ANSWER = "start_positions"  # question answering: each place of a row is a class
 
 
 class Side(NamedTuple):
-    """Of a padded batch the rows of one kind, on the CPU: which places [rows, length] are tokens,
-    how many each row has, and whether its places are counted in the loss, so that none may be
-    added."""
+    """One kind of rows of a padded batch, on the CPU: which places [rows, length] are tokens, the
+    length of each row, and whether the loss counts its places, so that none may be added."""
 
     there: torch.Tensor
     lengths: torch.Tensor
@@ -40,16 +40,16 @@ class Side(NamedTuple):
         return rows, length if self.counted else places, tokens
 
 
-Sides = dict[str, Side]  # by what the names of arguments begin with
+Sides = dict[str, Side]  # by the prefix of argument names
 
 
 def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
-    """The sequences of a batch, and in `pairs` their targets, of an encoder-decoder model. A batch
-    of images has none: all of its places are tokens.
+    """The sequences of a batch and, in `pairs`, their targets (encoder-decoder models). A batch of
+    images has no sides: all of its places are tokens.
 
-    Raises InvalidInput for a batch without input_ids [batch, length], with anything that is no
-    tensor, positions without a mask or of one row for all, and targets that are not there;
-    Unsupported for a flattened one.
+    Raises InvalidInput for a batch without input_ids [batch, length], with a value that is not a
+    tensor, with positions but no mask or one row of positions for all, and for missing targets;
+    Unsupported for a flattened batch.
     """
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor):
@@ -107,18 +107,18 @@ def _side(ids: torch.Tensor, mask: torch.Tensor | None, side: str) -> Side:
 
 
 def key_of(batch: Batch, sides: Sides) -> Any:
-    """Equal for batches that are computed at the same places by the same kernels."""
+    """A key that is equal for batches that run on the same tensors with the same kernels."""
     others = tuple(
         (name, value.dtype, side, value.shape[2:] if side is not None else value.shape)
         for name, value, side in _sorted(batch, sides)
     )
-    # Heads refuse others, not in a replay.
+    # Heads check this themselves, but not in a replay.
     pooled = not sides or bool(sides[SOURCE].there[:, 0].all())
     return _buckets(sides), others, pooled
 
 
 def _buckets(sides: Sides) -> tuple[tuple[int, int, int], ...]:
-    # A target reads the source of its number: those of missing tokens are there on both sides.
+    # A target reads the source of the same number, so both sides have a sequence of missing tokens.
     spare = int(TARGET in sides)
     return tuple(side.bucket(spare) for side in sides.values())
 
@@ -168,7 +168,7 @@ def _put(name: str, value: torch.Tensor, to: torch.Tensor) -> None:
 
 
 def _packed(side: str, name: str) -> str:
-    """Of a tensor of PackedBucket, beside those of the batch."""
+    """The key of a tensor of PackedBucket, among those of the batch."""
     return f"{side}packed.{name}"
 
 
@@ -178,8 +178,8 @@ def _of_side(side: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 
 def _sorted(batch: Batch, sides: Sides) -> Iterable[tuple[str, torch.Tensor, str | None]]:
-    """Names, tensors and the side whose places [rows, length] a tensor has; None: of neither, as
-    labels that are no integers, of which a row has one for each class."""
+    """Names, tensors and the side whose places [rows, length] a tensor has. The side is None for a
+    tensor of neither, such as labels that are not integers and have one entry per class."""
     for name, value in sorted(batch.items()):
         of_targets = TARGET in sides and (name.startswith(TARGET) or name == "labels")
         wanted = [TARGET] if of_targets else list(sides)

@@ -1,4 +1,4 @@
-"""The node of torch's graph that computes a criterion by chunks, loss and gradients at once."""
+"""The autograd Function that computes a criterion in chunks, loss and gradients at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fusewire.train.torch_tensors import stream_of, view
 class Labelled(NamedTuple):
     """The rows that have a label."""
 
-    rows: Tensor | None  # int64, of all rows of `hidden`; None: all of them
-    labels: Tensor  # int64, theirs
-    scale: Tensor  # fp64 [], of the sum of their losses
+    rows: Tensor | None  # int64, indices of rows of `hidden`; None: all of them
+    labels: Tensor  # int64, of these rows
+    scale: Tensor  # fp64 [], the factor of the sum of their losses
 
 
 class Criterion(NamedTuple):
@@ -31,10 +31,10 @@ class Criterion(NamedTuple):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The gradients are computed with the loss, while a chunk's logits are there.
+    """Computes the gradients together with the loss, while a chunk's logits exist.
 
-    In 16 bits those of the logits are kept between -1 and 1, where they have most digits, and what
-    follows from them is scaled in backward, when a GradScaler's factor is known too.
+    In 16 bits the gradients of the logits are kept between -1 and 1, where precision is highest.
+    What follows from them is scaled in backward, when the factor of a GradScaler is known too.
     """
 
     @staticmethod
@@ -100,7 +100,7 @@ class ChunkedLoss(torch.autograd.Function):
             )
         (dx, dw, db), ctx.gradients = ctx.gradients, None
         factor: Tensor | float = dloss if ctx.scale is None else dloss * ctx.scale
-        if dloss.device.type == "cpu" and factor == 1:  # on a GPU nobody waits to know
+        if dloss.device.type == "cpu" and factor == 1:  # on a GPU this would synchronise
             factor = 1.0
         for gradient in (dx, db):
             if gradient is not None and isinstance(factor, Tensor):

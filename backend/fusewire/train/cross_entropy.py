@@ -1,8 +1,10 @@
-"""The projection to the vocabulary and the cross entropy of its logits, which are never whole.
+"""The projection to the vocabulary and the cross entropy of its logits, which never exist as a
+whole.
 
-Rows are taken in chunks: their logits, the loss, and where gradients are wanted those of the
-logits over them, from which follow the rows' and the weight's (as in Liger Kernel, Hsu et al. 2024,
-section 3.2). Rows without a label are left out, so masked language models compute 15 % of them.
+Rows are processed in chunks: their logits, the loss and, where gradients are wanted, the gradients
+of the logits in place, from which those of the rows and the weight follow (as in Liger Kernel, Hsu
+et al. 2024, section 3.2). Rows without a label are skipped, so a masked language model computes
+only 15 % of them.
 """
 
 from __future__ import annotations
@@ -21,25 +23,25 @@ from fusewire.train.headed import head_inputs
 from fusewire.train.packed import in_step
 from fusewire.train.torch_tensors import computed_in
 
-# Of a chunk's logits. The weight's gradient is read and written once a chunk, which takes as long
-# as the products of some 32 rows on a CPU and some 600 on a GPU: chunks of a thousand rows (of
-# 32,000 words), and of some thousands, hide it.
+# Size of a chunk's logits. Each chunk reads and writes the weight's gradient once, which takes as
+# long as the products of some 32 rows on a CPU and some 600 on a GPU. Chunks of a thousand rows
+# (vocabulary of 32,000) hide it on a CPU, and chunks of some thousands on a GPU.
 _LOGIT_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
-_TILE = 128  # rows that larger chunks are multiples of
+_TILE = 128  # rows; larger chunks are multiples of it
 
 
 class CrossEntropy(nn.Module):
-    """Hidden states, a projection and labels to a loss, instead of logits.
+    """The loss of hidden states, a projection and labels, without logits in memory.
 
         criterion = CrossEntropy(label_smoothing=0.1)
         loss = criterion(hidden, head.weight, labels, head.bias)
 
-    Keeps the packed weight between calls and packs it anew when torch counted a write to it. The
-    settings are those of torch.nn.CrossEntropyLoss. Raises ConfigurationError for settings out of
-    range.
+    Keeps the packed weight between calls and packs it again when torch has counted a write to it.
+    The settings are those of torch.nn.CrossEntropyLoss. Raises ConfigurationError for settings out
+    of range.
 
-    On a GPU it computes in fp32, or under autocast in its dtype, as layers do; loss, sums and the
-    gradients of weight and bias are fp32 in either.
+    On a GPU it computes in fp32, or under autocast in autocast's dtype, as layers do. Loss, sums
+    and the gradients of weight and bias are fp32 in both cases.
     """
 
     def __init__(
@@ -49,8 +51,8 @@ class CrossEntropy(nn.Module):
         ignore_index: int = -100,
         logit_bytes: int | None = None,
     ) -> None:
-        """`logit_bytes`: of the largest chunk; a row at least. None: 128 MiB on the CPU, 512 MiB on
-        a GPU."""
+        """`logit_bytes`: bytes of the largest chunk of logits, which has at least one row. None:
+        128 MiB on the CPU, 512 MiB on a GPU."""
         super().__init__()
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigurationError(f"label_smoothing: got {label_smoothing}, wanted [0, 1]")
@@ -69,20 +71,20 @@ class CrossEntropy(nn.Module):
         *,
         num_items_in_batch: int | Tensor | None = None,
     ) -> Tensor:
-        """The loss, fp32 []: the mean over rows whose label is not `ignore_index`, or their sum
-        over `num_items_in_batch` (what Hugging Face's Trainer passes when it accumulates
-        gradients). Without such a row it is 0, and so are all gradients.
+        """Returns the loss, fp32 []: the mean over the rows whose label is not `ignore_index`, or
+        their sum divided by `num_items_in_batch` (which Hugging Face's Trainer passes when it
+        accumulates gradients). Without such a row the loss is 0, and so are all gradients.
 
-        `hidden` [..., features], fp32 or under autocast of its dtype, `weight` fp32 [classes,
-        features], `bias` fp32 [classes], `labels` int64 [...], on the same device or on the CPU:
-        for next tokens, shifted by the caller. Raises InvalidInput for a label that is no class,
-        with its row.
+        `hidden` [..., features] is fp32, or autocast's dtype under autocast; `weight` is fp32
+        [classes, features], `bias` fp32 [classes] and `labels` int64 [...], on the same device or
+        on the CPU. For next tokens the caller shifts them. Raises InvalidInput for a label that is
+        not a class, with its row.
 
-        Labels on a GPU are waited for once, to count and check them; those on the CPU are not. A
+        Labels on a GPU are synchronised once, to count and check them; those on the CPU are not. A
         `num_items_in_batch` on a GPU is not checked: 0 gives a loss and gradients that are not
         finite, with which `Adam` skips the step and counts it. In a `Step` on a GPU nothing is
-        waited for: rows without a label are computed too, and a label that is no class makes loss
-        and gradients NaN.
+        synchronised: rows without a label are computed too, and a label that is not a class makes
+        loss and gradients NaN.
         """
         dtype = computed_in(hidden.device)
         _check(hidden, weight, labels, bias, dtype)
@@ -113,10 +115,10 @@ class CrossEntropy(nn.Module):
         return loss
 
     def of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a model of transformers with a language-model head, as `model(**batch).loss`
-        is, but for what is set here: a `loss` for `Step`. `batch` has `labels`; causal models are
-        shifted here. Raises Unsupported for a model whose logits are more than a projection of its
-        hidden states, InvalidInput for a batch without labels."""
+        """The loss of a transformers model with a language-model head: `model(**batch).loss` with
+        the settings of this criterion. Pass it to `Step` as `loss`. `batch` has `labels`; those of
+        causal models are shifted here. Raises Unsupported for a model whose logits are more than a
+        projection of its hidden states, InvalidInput for a batch without labels."""
         hidden, weight, labels, bias = head_inputs(model, batch, self.ignore_index)
         loss: Tensor = self(hidden, weight, labels, bias)
         return loss
@@ -136,10 +138,10 @@ class CrossEntropy(nn.Module):
         return rows if rows < _TILE else rows // _TILE * _TILE
 
     def _labelled_rows(self, labels: Tensor, classes: int) -> tuple[Tensor | None, int]:
-        """The places of rows with a label, None where all have one, and how many they are."""
+        """The indices of rows with a label, None where all have one, and their number."""
         given = labels != self.ignore_index
         wrong = given & ((labels < 0) | (labels >= classes))
-        count, refused = torch.stack([given.sum(), wrong.sum()]).tolist()  # waits once
+        count, refused = torch.stack([given.sum(), wrong.sum()]).tolist()  # synchronises once
         if refused:
             at = tuple(wrong.nonzero()[0].tolist())
             raise InvalidInput(
@@ -163,14 +165,14 @@ def cross_entropy(
     ignore_index: int = -100,
     num_items_in_batch: int | Tensor | None = None,
 ) -> Tensor:
-    """CrossEntropy called once; packs the weight each time."""
+    """A single call of CrossEntropy; packs the weight each time."""
     criterion = CrossEntropy(label_smoothing=label_smoothing, ignore_index=ignore_index)
     loss: Tensor = criterion(hidden, weight, labels, bias, num_items_in_batch=num_items_in_batch)
     return loss
 
 
 def _all_rows(labels: Tensor, ignore_index: int, items: int | Tensor | None) -> Labelled:
-    """Of labels on a GPU, which nobody waits for."""
+    """All rows, for labels on a GPU without a synchronisation."""
     flat = labels.reshape(-1).contiguous()
     if items is None:
         count = (flat != ignore_index).sum().clamp(min=1)
@@ -180,7 +182,7 @@ def _all_rows(labels: Tensor, ignore_index: int, items: int | Tensor | None) -> 
 
 
 def _reciprocal(count: int, items: int | Tensor | None, device: torch.device) -> Tensor:
-    """fp64 [], what the sum of the losses of `count` rows is multiplied by."""
+    """fp64 []: the factor of the sum of the losses of `count` rows."""
     if count == 0:
         items = None
     if isinstance(items, Tensor) and items.device.type != "cpu":

@@ -29,8 +29,8 @@ def gpt2(
     use_cache: bool | None = None,
     **kwargs: Any,
 ) -> BaseModelOutputWithPastAndCrossAttentions:
-    """As GPT2Model: ids or embeddings [batch, length, ...] and a mask, or one row of several
-    sequences (`packed`). Keeps no keys and values, whatever `use_cache` says."""
+    """As GPT2Model: takes ids or embeddings [batch, length, ...] and a mask, or one row of several
+    sequences (`packed`). Returns no KV cache, whatever `use_cache` says."""
     refuse(self, past_key_values=past_key_values, **kwargs)
     tokens, words, positions = _inputs(
         self.wte, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
@@ -44,7 +44,7 @@ def gpt2(
 
 def gemma(self: Any, *args: Any, **kwargs: Any) -> Any:
     """As `llama`, for Gemma2Model and Gemma3TextModel. Raises Unsupported where transformers scales
-    the embeddings in the model's own forward, as versions did whose modules do not."""
+    the embeddings in the model's own forward, as versions do whose embedding modules do not."""
     if not hasattr(self.embed_tokens, "embed_scale"):
         raise Unsupported(
             f"{type(self).__name__}.embed_tokens",
@@ -66,7 +66,7 @@ def gpt_neox(
     use_cache: bool | None = None,
     **kwargs: Any,
 ) -> BaseModelOutputWithPast:
-    """As GPTNeoXModel, otherwise as `llama`."""
+    """As GPTNeoXModel; otherwise as `llama`."""
     refuse(self, past_key_values=past_key_values, **kwargs)
     inputs = _inputs(self.embed_in, input_ids, inputs_embeds, attention_mask, position_ids, kwargs)
     return _rotary(self, *inputs, self.emb_dropout)
@@ -83,8 +83,8 @@ def llama(
     use_cache: bool | None = None,
     **kwargs: Any,
 ) -> BaseModelOutputWithPast:
-    """As LlamaModel: ids or embeddings [batch, length, ...] and a mask, or one row of several
-    sequences (`packed`). Keeps no keys and values, whatever `use_cache` says."""
+    """As LlamaModel: takes ids or embeddings [batch, length, ...] and a mask, or one row of several
+    sequences (`packed`). Returns no KV cache, whatever `use_cache` says."""
     refuse(self, past_key_values=past_key_values, **kwargs)
     words = self.embed_tokens
     inputs = _inputs(words, input_ids, inputs_embeds, attention_mask, position_ids, kwargs)
@@ -98,7 +98,7 @@ def _rotary(
     positions: torch.Tensor,
     dropout: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> BaseModelOutputWithPast:
-    """Layers with RoPE, of a model without other positions."""
+    """The layers of a model whose only positions are RoPE."""
     _check_positions(positions, tokens, self.fusewire.max_length)
     angles = positions.to(torch.int32)
     embedded = embedded if dropout is None else dropout(embedded)
@@ -107,8 +107,9 @@ def _rotary(
 
 
 def _check_positions(positions: torch.Tensor, tokens: Packed, limit: int) -> None:
-    """Raises InvalidInput for one that has no angles. On a GPU, where nobody waits for them, for a
-    sequence that is too long: kernels answer another position that has none by NaN."""
+    """Raises InvalidInput for a position beyond the RoPE tables. On a GPU positions are not read,
+    which would synchronise; there it raises for a sequence that is too long, and kernels give NaN
+    for any other position beyond the tables."""
     least, most = 0, tokens.longest - 1
     if positions.device.type == "cpu":
         least, most = int(positions.min()), int(positions.max())

@@ -1,8 +1,8 @@
 """Embeddings of torch whose gradients are written to the flat buffer.
 
-Torch makes a gradient as large as the table for every lookup, and adds up those of a table that
-several modules share, as encoder, decoder and head do: of a large vocabulary that takes longer than
-some layers. Here each lookup adds the rows that it has read to the one gradient that there is.
+For every lookup torch makes a gradient as large as the table, and adds up the gradients of a table
+that several modules share (encoder, decoder and head). With a large vocabulary that takes longer
+than some layers. Here each lookup adds the rows that it has read to a single gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusewire.train.torch_tensors import stream_of, view
 
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Embedding]:
-    """Whether a module looks rows up and does nothing else."""
+    """Whether a module only looks up rows."""
     return (
         isinstance(module, nn.Embedding)
         and type(module).forward is nn.Embedding.forward
@@ -33,7 +33,7 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Embedding]:
 
 
 class EmbeddingForward:
-    """In the place of a plain Embedding's forward: unlike a bound method, it is copied and pickled
+    """Replaces the forward of a plain Embedding. Unlike a bound method it is copied and pickled
     with its module."""
 
     def __init__(self, module: nn.Embedding) -> None:
@@ -70,8 +70,8 @@ class _Lookup(Function):
 
 
 def _without(padding_idx: int, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Leaves out the row that has no gradient. Nobody waits for a GPU to count: there an id outside
-    of the table has none."""
+    """Drops the row that has no gradient (the padding id). On a GPU, where counting would
+    synchronise, an id outside of the table takes its place, which has no gradient."""
     padding = ids == padding_idx
     if ids.device.type != "cpu":
         return ids.masked_fill(padding, -1), rows

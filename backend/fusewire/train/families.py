@@ -1,4 +1,4 @@
-"""Base models of transformers whose layers train here: a row each."""
+"""Base models of transformers whose layers can be trained here, one row each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusewire.train.parts import Dropouts
 
 
 def _image_stack(values: Mapping[str, Any]) -> Stack:
-    """Under the names of the module: those of checkpoints are older."""
+    """The stack with the parameter names of the module; those of checkpoints are older."""
     config = Config(values)
     stack = image_row(values).blueprint(config).stack
     names = LayerNames(
@@ -49,7 +49,7 @@ def _text_stack(task: str, values: Mapping[str, Any]) -> Stack:
 
 
 def _seq2seq_stack(side: str, values: Mapping[str, Any]) -> Stack:
-    """Of the encoder's or the decoder's module; `side`: its name in the base model."""
+    """The stack of the encoder's or the decoder's module; `side`: its name in the base model."""
     if not values.get("is_encoder_decoder"):
         raise Unsupported(
             "is_encoder_decoder",
@@ -70,7 +70,7 @@ def _seq2seq_stack(side: str, values: Mapping[str, Any]) -> Stack:
 
 
 def _t5_stack(values: Mapping[str, Any]) -> Stack:
-    """Heads scale what they read themselves."""
+    """The stack of T5. Its heads scale their own input."""
     side = "decoder" if values.get("is_decoder") else "encoder"
     blueprint = blueprint_of({**values, "is_encoder_decoder": True}, "generate")
     found: Stack = _in_module(blueprint.encoder if side == "encoder" else blueprint.stack, side)
@@ -79,7 +79,7 @@ def _t5_stack(values: Mapping[str, Any]) -> Stack:
 
 
 def _in_module(node: Any, module: str) -> Any:
-    """The same parts of a blueprint, under the names that they have in a module of it."""
+    """The same parts of a blueprint, with the names that they have in one of its modules."""
     if isinstance(node, str):
         return node.removeprefix(f"{module}.")
     if isinstance(node, tuple):
@@ -92,10 +92,10 @@ def _in_module(node: Any, module: str) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """`of`: config.json -> the stack, under the names that the base model's parameters have.
-    `forward`: takes the place of the base model's. The config's keys of probabilities, empty where
-    nothing is dropped: of attention weights, of what attention gives, of what the feed-forward's
-    activation makes and of what the feed-forward gives."""
+    """`of`: maps config.json to the stack, with the parameter names of the base model. `forward`:
+    replaces that of the base model. The other fields are the config's keys of dropout
+    probabilities, empty where nothing is dropped: of attention weights, of the output of attention,
+    of the output of the feed-forward's activation and of the output of the feed-forward."""
 
     of: Callable[[Mapping[str, Any]], Stack]
     forward: Callable[..., Any]
@@ -120,7 +120,7 @@ class Family:
         return self.attention, self.attention_output, self.activation, self.feed_forward_output
 
     def probabilities(self, config: Any) -> set[float]:
-        """Of the config, those that layers drop with."""
+        """The dropout probabilities of the layers, as the config has them."""
         return {float(getattr(config, key)) for key in self._keys if key}
 
     def dropouts(self, config: Any) -> Dropouts:
@@ -160,7 +160,7 @@ _SEQ2SEQ = ("Bart", "MBart", "PLBart", "Marian", "Pegasus", "Blenderbot", "M2M10
 _T5 = Family(_t5_stack, t5.forward, *("dropout_rate",) * 4)
 _T5S = ("T5", "MT5", "UMT5")
 
-# By the class of the base model; of encoder-decoder models, of each of their stacks.
+# By the class of the base model, in encoder-decoder models by that of each stack.
 FAMILIES: dict[str, Family] = {
     "BertModel": _BERT,
     "RobertaModel": _BERT,
@@ -183,7 +183,7 @@ FAMILIES: dict[str, Family] = {
     **{f"{name}Stack": _T5 for name in _T5S},
 }
 
-# Classes with a head over a decoder, whose `labels` say where targets end.
+# Classes with a decoder and a head, whose `labels` tell where targets end.
 LABELLED = (
     "MarianMTModel",
     *(f"{name}ForConditionalGeneration" for name in (*_SEQ2SEQ, *_T5S) if name != "Marian"),
@@ -191,8 +191,8 @@ LABELLED = (
 
 
 class Forward:
-    """In the place of a base model's forward: unlike a bound method, it is copied and pickled with
-    its module."""
+    """Replaces the forward of a base model. Unlike a bound method it is copied and pickled with its
+    module."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -200,10 +200,10 @@ class Forward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """That of transformers: its Trainer leaves out of a batch what it does not find here."""
+        """That of transformers: its Trainer removes from a batch what it does not find here."""
         return inspect.signature(type(self._module).forward.__get__(self._module))
 
-    @torch.compiler.disable  # which sees no kernels: it compiles what is around the layers
+    @torch.compiler.disable  # it cannot trace kernels, and compiles what is around the layers
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):
             raise Unsupported(

@@ -1,4 +1,4 @@
-"""A module's parameters in one buffer, their gradients in another.
+"""All parameters of a module in one buffer, their gradients in another.
 
 Kernels take a layer's weights as slices of `values` and write their gradients to the same slices of
 `gradients`; an optimizer updates everything in one call. For torch nothing changes: parameters keep
@@ -23,26 +23,27 @@ from fusewire.train.probes import Probes
 from fusewire.train.rounded import RoundedCopies, Version
 from fusewire.train.slot import NO_PASS, Slot, check_kind
 
-# Parameters of whole cache lines (16 fp32 numbers) begin on a border of one: others come last.
+# Parameters of whole cache lines (16 fp32 elements) are aligned to one: others come last.
 _CACHE_LINE = 16
 
 
 def _count_writes(optimizer: Optimizer, *_: object) -> None:
-    """Torch's fused optimizers and ours write parameters without counting it (`_version` stays),
-    others write through `.data`; by the count it is known that packed weights are old."""
+    """Optimizer hook: counts the writes to parameters. Torch's fused optimizers and ours do not
+    count theirs (`_version` stays the same), others write through `.data`; the count tells which
+    packed weights are outdated."""
     for group in optimizer.param_groups:
         increment_version([p for p in group["params"] if p.grad is not None])
-    for flat in getattr(optimizer, "copied", ()):  # whose rounded copies ours has written too
+    for flat in getattr(optimizer, "copied", ()):  # our Adam has written their copies too
         flat.copy_was_written()
 
 
 register_optimizer_step_post_hook(_count_writes)
 
-_FLATS: weakref.WeakSet[FlatParameters] = weakref.WeakSet()  # all that were laid out
+_FLATS: weakref.WeakSet[FlatParameters] = weakref.WeakSet()  # all that have buffers
 
 
 def flat_of(parameter: torch.Tensor) -> FlatParameters | None:
-    """Those that a parameter lies in."""
+    """The FlatParameters whose buffer the parameter is a view of, or None."""
     return next((f for f in list(_FLATS) if 0 <= f.begin_of(parameter) < len(f.values)), None)
 
 
@@ -66,19 +67,19 @@ class FlatParameters:
         flat = FlatParameters(model, groups=[[query.weight, key.weight, value.weight]])
         flat.relink()                 # at the start of each forward
         flat.values, flat.gradients   # fp32 [elements]
-        flat.layouts                  # how often they were made anew: what is built of them is old
+        flat.layouts                  # times allocated: what was built on them is outdated
 
-    `groups`: parameters that follow each other in this order without a gap, so that kernels take
-    them as one matrix. The others follow in the module's order, those whose size is no multiple of
-    16 last. A parameter that several modules share has one slice.
+    `groups`: parameters that are adjacent in this order, so that kernels take them as one matrix.
+    The others follow in the module's order, those whose size is not a multiple of 16 last. A
+    parameter that several modules share has one slice.
 
-    Each parameter has a storage of its own in the buffer's memory: what saves tensors by their
-    storages (pickle, safetensors) writes its numbers alone. A deep copy of the module, or one that
-    was pickled, gets buffers of its own on first use. Parameters that the module gets later are not
-    in the buffers.
+    Each parameter has a storage of its own in the buffer's memory: pickle and safetensors, which
+    save storages, write only its own elements. A deep copy of the module, or an unpickled one, gets
+    buffers of its own on first use. Parameters that are added to the module later are not in the
+    buffers.
 
     Raises ConfigurationError for parameters that are not fp32 on the CPU or on one GPU, and for
-    groups that overlap or are not the module's.
+    groups that overlap or whose parameters are not the module's.
     """
 
     def __init__(self, module: Module, groups: Sequence[Sequence[Parameter]] = ()) -> None:
@@ -110,83 +111,88 @@ class FlatParameters:
 
     @property
     def gradients(self) -> torch.Tensor:
-        """fp32 [elements]; only slices whose `.grad` is a view of them mean anything."""
+        """fp32 [elements]; only slices that are the `.grad` of their parameter are valid."""
         return self._buffers()[1]
 
     def values_in(self, dtype: torch.dtype) -> torch.Tensor:
-        """[elements], `values` rounded to the dtype; of 16 bits a copy, written anew where
-        parameters were written since."""
+        """`values` in this dtype, [elements]. In 16 bits it is a copy, which is written again after
+        parameters were written."""
         values, _ = self._buffers()
         if values.device.type == "cpu" and dtype == torch.float32:
             return values
         return self._copies.read(dtype, self.version())
 
     def copy_written_along(self, dtype: torch.dtype) -> AbstractContextManager[None]:
-        """Meanwhile the optimizer writes `values_in(dtype)` with the parameters."""
+        """While the context is open, the optimizer writes `values_in(dtype)` together with the
+        parameters."""
         self._buffers()
         return self._copies.written_along(dtype, self.version)
 
     def copy_to_write(self) -> torch.Tensor | None:
-        """[elements], what an optimizer is to write with the parameters; None: nothing."""
+        """The copy [elements] that an optimizer has to write together with the parameters, or
+        None."""
         self._buffers()
         return self._copies.to_write(self.version())
 
     def copy_was_written(self) -> None:
-        """Says, when the writes to parameters were counted, that it was."""
+        """Marks the copy as current. To be called after the writes to parameters were counted."""
         self._copies.was_written(self.version())
 
     @property
     def slots(self) -> list[Slot]:
-        """Of all parameters, in the order of the buffers."""
+        """The slots of all parameters, in the order of the buffers."""
         self._buffers()
         return self._slots
 
     @property
     def names(self) -> list[str]:
-        """The parameters' names (a tied one's first), in the order of the buffers."""
+        """The names of the parameters (the first name of a tied one), in the order of the
+        buffers."""
         return [slot.names[0] for slot in self.slots]
 
     def offset(self, name: str) -> int:
-        """Where a parameter begins in the buffers, in elements."""
+        """The offset of a parameter in the buffers, in elements."""
         return self._slot(name).begin
 
     def begin_of(self, tensor: torch.Tensor) -> int:
-        """Where a tensor in the buffer of values begins in it, in elements."""
+        """The offset of a tensor that lies in the buffer of values, in elements."""
         return (tensor.data_ptr() - self.values.data_ptr()) // 4
 
     def make_section(self, names: Sequence[str]) -> None:
-        """Says that the gradients of these parameters come together in a backward pass, so that
-        processes send them by themselves."""
+        """Marks parameters whose gradients a backward pass computes at the same time: distributed
+        training sends each section by itself."""
         for slot in self._named(names):
             self._sections[slot.begin] = names[0]
 
     def section(self, offset: int) -> str | None:
-        """Of the parameter that begins there; None where it has none, which is one of its own."""
+        """The section of the parameter at this offset. None: all parameters without one form a
+        section."""
         return self._sections.get(offset)
 
     def parameter(self, name: str) -> Parameter:
-        """The parameter that has this name now."""
+        """The current parameter of this name."""
         return self._slot(name).parameter
 
     def slot_of(self, parameter: torch.Tensor) -> Slot | None:
-        """Its own, of a parameter that lies in the buffer; None of what is a part of one."""
+        """The slot of a parameter that lies in the buffer; None for a tensor that is a part of
+        one."""
         slot = self._by_begin.get(self.begin_of(parameter))
         return slot if slot is not None and slot.parameter is parameter else None
 
     def gradient(self, name: str) -> torch.Tensor:
-        """A parameter's slice of `gradients`, a new view each time."""
+        """The slice of `gradients` of a parameter, a new view each time."""
         return self._slot(name).view(self.gradients)
 
     def relink(self) -> None:
-        """Moves parameters back that left the buffer, with their values; where all of them are on
-        another device now, the buffers are laid out there.
+        """Moves parameters that left the buffer back into it, with their values. Where all of them
+        are on another device, the buffers are allocated there.
 
         `.to`, `load_state_dict(assign=True)`, deepcopy and pickle move parameters. Raises
-        ConfigurationError where one has another shape or dtype than before, or another device than
-        others, or where parameters are no longer, or newly, tied.
+        ConfigurationError for a parameter with another shape or dtype than before, or on another
+        device than the others, and where parameters are no longer tied or newly tied.
 
         On a CPU, whose layers pack weights, writes that torch does not count (`.data`, `.numpy()`)
-        are noticed here by some numbers of each parameter.
+        are detected here, by a few elements of each parameter.
         """
         values, _ = self._buffers()
         between = torch._C._current_graph_task_id() == NO_PASS
@@ -205,32 +211,31 @@ class FlatParameters:
         self._relinks += moved or written
 
     def version(self, names: Iterable[str] | None = None) -> Version:
-        """Another than before if any of these parameters (by default all) was written since, by
-        torch's count.
+        """Changes when any of these parameters (default: all) was written, by torch's count.
 
-        Of writes that torch does not count (through `.data` or `.numpy()`) it knows those that
-        `relink` noticed; others need a call of `written`.
+        Of the writes that torch does not count (through `.data` or `.numpy()`) it includes those
+        that `relink` detected; for others call `written`.
         """
         slots = self._named(names)
         return self.layouts, self._relinks, sum(slot.parameter._version for slot in slots)
 
     def written(self, names: Iterable[str] | None = None) -> None:
-        """Says that parameters (by default all) were written without torch's knowledge."""
+        """Counts a write to parameters (default: all) that torch does not know of."""
         increment_version([slot.parameter for slot in self._named(names)])
 
     def forget_nodes(self) -> None:
-        """Lets go of torch's nodes that accumulate gradients: those of the next forward belong to
-        the stream that is current then."""
+        """Releases the autograd nodes that accumulate gradients: those of the next forward belong
+        to the stream that is current then."""
         for slot in self._named(None):
             slot.forget_node()
 
     def begin_backward(self, names: Sequence[str]) -> GradientPlace:
-        """Where the backward that runs writes the gradients of these parameters.
+        """Where the running backward pass writes the gradients of these parameters.
 
-        For the backward of an autograd Function that has them as inputs, called before it writes.
-        Torch takes a returned view as `.grad`, without a copy, where `.grad` was None. Where that
-        is our view already, kernels add to the slice and torch gets None. Where a slice may not be
-        written (Slot.needs_own_memory), the gradients of all go to a buffer of their own. DDP's
+        Called by the backward of an autograd Function that has them as inputs, before it writes.
+        Torch takes a returned view as `.grad`, without a copy, where `.grad` was None. Where
+        `.grad` is our view already, kernels add to the slice and torch gets None. Where a slice may
+        not be written (Slot.needs_own_memory), the gradients of all go to a separate buffer. DDP's
         reducer reads `.grad` when AccumulateGrad is done, which torch also calls with None.
         """
         _, gradients = self._buffers()
@@ -252,8 +257,8 @@ class FlatParameters:
         return {"module": self.module, "groups": self._groups}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The module may not be complete yet: laid out on first use. Where a part of it was copied,
-        # nobody else has the whole.
+        # The module may not be complete yet, so the buffers are made on first use. It is referenced
+        # strongly: where only a part of it was copied, nothing else refers to the whole.
         module, self._groups = state["module"], state["groups"]
         self._relinks = self.layouts = 0
         self._module = lambda: module
@@ -289,7 +294,7 @@ class FlatParameters:
         self._by_begin = {slot.begin: slot for slot in self._slots if slot.shape.numel()}
         self.layouts += 1
         device = self._slots[0].parameter.device if self._slots else torch.device("cpu")
-        values = torch.empty(end, dtype=torch.float32, device=device)  # whatever the default is
+        values = torch.empty(end, dtype=torch.float32, device=device)  # not the default dtype
         self._copies = RoundedCopies(values)
         self._sections: dict[int, str] = {}
         for slot in self._slots:

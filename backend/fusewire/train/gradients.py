@@ -1,4 +1,5 @@
-"""Backward passes whose gradients lie in the flat buffers, those of torch's own nodes too."""
+"""Backward passes whose gradients are written to the flat buffers, also those of torch's own
+nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ from fusewire.train.slot import Slot
 def add_gradient(
     parameter: torch.Tensor, add: Callable[[torch.Tensor, bool], None]
 ) -> torch.Tensor | None:
-    """For the backward that runs, of a parameter that others may have gradients of in the same
-    pass: `add(to, accumulate)` writes its gradient to the parameter's slice of the flat buffer, or
-    adds it, and the slice becomes `.grad`, where torch adds those of its own nodes.
+    """Called in a backward pass for a parameter that other nodes of the same pass may have
+    gradients of: `add(to, accumulate)` writes the gradient to the parameter's slice of the flat
+    buffer or adds it, and the slice becomes `.grad`, to which torch adds the gradients of its own
+    nodes.
 
-    Returns what torch is given: None, or a gradient apart where the slice may not be written."""
+    Returns what the Function has to return to torch: None, or a separate gradient where the slice
+    may not be written.
+    """
     flat = flat_of(parameter)
     slot = None if flat is None else flat.slot_of(parameter)
     if flat is not None and slot is not None and slot.may_be_added_to(flat.gradients):
@@ -35,8 +39,8 @@ def add_gradient(
 
 @contextmanager
 def held(flat: FlatParameters, parameters: Container[torch.Tensor] | None = None) -> Iterator[None]:
-    """`.grad` of these parameters (None: of all that train) is their slice of `flat.gradients`
-    meanwhile, to which backwards add, and None behind it."""
+    """While the context is open, `.grad` of these parameters (None: of all that are trained) is
+    their slice of `flat.gradients`, to which backward passes add. Afterwards it is None."""
     slots = [
         slot
         for slot in flat.slots
@@ -53,8 +57,8 @@ def held(flat: FlatParameters, parameters: Container[torch.Tensor] | None = None
 
 @contextmanager
 def collected(flat: FlatParameters, reached: Container[torch.Tensor]) -> Iterator[None]:
-    """The gradients of a backward meanwhile are all in `flat.gradients`: zeros where it does not
-    reach a parameter. `.grad` is None before and behind it."""
+    """Collects all gradients of a backward pass in `flat.gradients`, with zeros for a parameter
+    that it does not reach. `.grad` is None before and after."""
     for slot in flat.slots:
         if slot.parameter.requires_grad and slot.parameter not in reached:
             slot.view(flat.gradients).zero_()
@@ -79,7 +83,8 @@ def collected(flat: FlatParameters, reached: Container[torch.Tensor]) -> Iterato
 def watched(
     flat: FlatParameters, parameters: Container[torch.Tensor], done: Callable[[Slot], None]
 ) -> Iterator[None]:
-    """Calls `done` of each of these parameters when a backward meanwhile has its gradient."""
+    """Calls `done` for each of these parameters when a backward pass in the context has computed
+    its gradient."""
     handles = [slot.when_done(done) for slot in flat.slots if slot.parameter in parameters]
     try:
         yield
@@ -89,7 +94,7 @@ def watched(
 
 
 def leaves_of(loss: torch.Tensor) -> set[torch.Tensor]:
-    """Those that its backward gives gradients to."""
+    """The parameters that the backward pass of the loss gives gradients to."""
     found: set[torch.Tensor] = set()
     nodes: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()

@@ -1,4 +1,4 @@
-"""The projection to a vocabulary, as kernels take it in both directions."""
+"""The projection to a vocabulary, in the form that kernels take in forward and backward."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 from fusewire import kernels
 from fusewire.train.torch_tensors import stream_of, view, weights_were_written
 
-# Of a GPU's logits: 128 bytes of 16-bit numbers.
+# Elements that a row of logits is a multiple of on a GPU: 128 bytes in 16 bits.
 _WHOLE_ROWS = 64
 
-# Rows of a weight by which writes are noticed that torch does not count.
+# Rows of a weight by which writes are detected that torch does not count.
 _PROBES = 64
 
-_Seen = tuple[int, int, list[float]]  # address, version and numbers of a tensor
+_Seen = tuple[int, int, list[float]]  # address, version and elements of a tensor
 
 
 class HeadWeight:
     """A weight fp32 [classes, features] and a bias fp32 [classes], computed with in `dtype`.
 
-    Does not keep them alive. On the CPU both directions are packed; on a GPU both read the weight
-    as it lies, or one copy of it, in 16 bits rounded.
+    Holds no reference to them. On the CPU the weight is packed for both directions; on a GPU both
+    read the weight itself, or one copy of it rounded to 16 bits.
 
-    `width`: of a row of logits. Tensor cores take rows of whole vectors, and are many times slower
-    with others: on a GPU the copy of a vocabulary of another size has rows of zeros behind it, and
-    logits columns of zeros, which stay zeros in their gradients.
+    `width`: the size of a row of logits. Tensor cores take rows of whole vectors, and are many
+    times slower with others: on a GPU the copy for a vocabulary of another size is padded with rows
+    of zeros, and logits with columns of zeros, whose gradients stay zero.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -50,7 +50,7 @@ class HeadWeight:
         )
 
     def follow(self) -> None:
-        """Takes anew what moved, what torch counted a write to, and on a CPU what has other numbers
+        """Refreshes what moved, what torch counted a write to and, on a CPU, what has other values
         than before in some rows."""
         now = self._now()
         if now == self._seen:
@@ -93,7 +93,7 @@ class HeadWeight:
         return [(t.data_ptr(), t._version, _numbers(t)) for t in self._tensors()]
 
     def _views(self) -> list[kernels.Tensor]:
-        """As they are now, in `dtype`."""
+        """The current weight and bias, in `dtype`."""
         tensors = [tensor.detach() for tensor in self._tensors()]
         classes = tensors[0].shape[0]
         on_cpu = tensors[0].device.type == "cpu"
@@ -111,7 +111,7 @@ class HeadWeight:
 
 
 def _numbers(tensor: Tensor) -> list[float]:
-    if tensor.device.type != "cpu":  # reading them would wait
+    if tensor.device.type != "cpu":  # reading them would synchronise
         return []
     some = tensor.detach()[:: max(1, len(tensor) // _PROBES)]
     numbers: list[float] = (some if some.ndim == 1 else some[:, 0]).tolist()

@@ -1,4 +1,4 @@
-"""What a language-model head of transformers reads, and what its loss compares it with."""
+"""The inputs of a transformers language-model head, and the labels of its loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAIRS = {
 
 
 class HeadInputs(NamedTuple):
-    """Hidden states [batch, length, features], the head's weight [classes, features], labels
+    """Hidden states [batch, length, features], the head's weight [classes, features], the labels
     [batch, length] of the places that predict them, and the head's bias [classes]."""
 
     hidden: Tensor
@@ -43,7 +43,7 @@ class HeadInputs(NamedTuple):
 
 def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int) -> HeadInputs:
     """Runs the base model over a batch with `labels`. Raises Unsupported for a class whose logits
-    are made otherwise, InvalidInput for a batch without labels."""
+    are computed otherwise, InvalidInput for a batch without labels."""
     names = {base.__name__ for base in type(model).__mro__}
     if not names & (_CAUSAL | _PAIRS):
         raise Unsupported(
@@ -73,7 +73,7 @@ def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int
 
 
 def _starts(model: Any, labels: Tensor) -> Tensor:
-    """What the decoder reads: labels [batch, length], one place on."""
+    """The input of the decoder: labels [batch, length], shifted by one place."""
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         starts: Tensor = model.prepare_decoder_input_ids_from_labels(labels)
         return starts

@@ -20,7 +20,7 @@ def forward(
     interpolate_pos_encoding: bool | None = None,
     **kwargs: Any,
 ) -> BaseModelOutputWithPooling:
-    """As the base model of transformers: pixels [batch, channels, height, width]."""
+    """As the base model of transformers: takes pixels [batch, channels, height, width]."""
     refuse(self, **kwargs)
     x = self.embeddings(
         pixel_values,

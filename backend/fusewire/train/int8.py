@@ -1,8 +1,8 @@
-"""Quantisation-aware training: layers compute with the integers that are served, and are saved as
-these.
+"""Quantisation-aware training: layers compute with the int8 values that are served, and are saved
+as these.
 
-A product rounds its weight and the rows of x to int8 as serving does, by the kernel that serves.
-Gradients are those of the product of the rounded matrices, as if rounding were no step
+A product rounds its weight and the rows of x to int8 as in serving, with the same kernel. The
+gradients are those of the product of the rounded matrices, as if rounding were the identity
 (straight-through estimator; Jacob et al. 2018, Quantization and Training of Neural Networks).
 """
 
@@ -60,10 +60,11 @@ _ROUNDED: dict[type[nn.Module], type[Int8Linear | Int8Conv1D]] = {
 
 
 def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
-    """The model, on the CPU and in fp32, whose layers' `nn.Linear` modules are Int8Linear from now
-    on, and `Conv1D` modules (GPT-2) Int8Conv1D, with their parameters, but for those that `skip`
-    names. ConfigurationError where it has none, where they are not fp32 on the CPU, where `skip`
-    names another module, and for a model whose layers `replace` trains."""
+    """Replaces, in place, the `nn.Linear` modules of the model's layers by Int8Linear and the
+    `Conv1D` modules (GPT-2) by Int8Conv1D, with the same parameters, except for the modules that
+    `skip` names. The model is fp32 on the CPU. Returns it. Raises ConfigurationError where it has
+    no such modules, where they are not fp32 on the CPU, where `skip` names another module, and for
+    a model that `replace` has changed."""
     skip = {skip} if isinstance(skip, str) else set(skip)
     found = {
         name: module
@@ -92,20 +93,20 @@ def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
 
 
 def save_int8(model: Any, folder: Path | str) -> None:
-    """The transformers model as a folder whose Int8Linear and Int8Conv1D modules are stored as
-    integers [out_features, in_features] with a scale for each output (compressed-tensors, W8A8):
-    what is served gives the model's results. The tokenizer, and a processor of images, are not
-    saved. ConfigurationError where no module is one of these, where a parameter is not fp32 on the
+    """Saves a transformers model as a folder in which Int8Linear and Int8Conv1D modules are stored
+    as int8 [out_features, in_features] with a scale per output (compressed-tensors, W8A8): the
+    served folder gives the model's results. The tokenizer and an image processor are not saved.
+    Raises ConfigurationError where no module is one of these, where a parameter is not fp32 on the
     CPU or not finite, and where `folder` is a file."""
     folder = Path(folder)
-    if folder.is_file():  # which save_pretrained says in its log alone
+    if folder.is_file():  # save_pretrained only logs this
         raise ConfigurationError(
             f"save_int8: got {folder.name}, which is a file, wanted a folder; give another name"
         )
     state = model.state_dict()
     for name, parameter in model.named_parameters():
         _check(parameter, f"save_int8: {name}")
-        if not torch.isfinite(parameter).all():  # rounded, it would be numbers
+        if not torch.isfinite(parameter).all():  # int8 could not represent NaN and Inf
             raise ConfigurationError(
                 f"save_int8: got NaN or Inf in {name}, wanted finite numbers; train with a lower "
                 "learning rate, or go back to a checkpoint"
@@ -123,7 +124,7 @@ def save_int8(model: Any, folder: Path | str) -> None:
     for name, module in found.items():
         integers, scales = _integers(module.by_output.detach().contiguous())
         state[f"{name}.weight"] = integers
-        # Rows of zeros have no scale of their own, and folders want one.
+        # A row of zeros has the scale 0; the format wants a positive one.
         state[f"{name}.weight_scale"] = torch.where(scales > 0, scales, 1.0)
     model.save_pretrained(folder, state_dict=state)
     path = folder / "config.json"
@@ -191,7 +192,7 @@ class _Product(torch.autograd.Function):
 
 
 def _integers(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """As a packed weight has them: int8 [rows, columns], and fp32 scales [rows, 1]."""
+    """A matrix as a packed weight holds it: int8 [rows, columns], and fp32 scales [rows, 1]."""
     scales = matrix.abs().amax(1, keepdim=True) / _LARGEST
     return torch.round(matrix / torch.where(scales > 0, scales, 1.0)).to(torch.int8), scales
 

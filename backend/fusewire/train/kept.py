@@ -1,4 +1,4 @@
-"""Memory that a captured step needs for as long as it is replayed: the library's allocator cannot
+"""Memory that a captured step needs for as long as it is replayed: the library's allocator does not
 see replays."""
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _KEPT: ContextVar[list[training.Memory] | None] = ContextVar("kept", default=Non
 
 @contextmanager
 def keeping() -> Iterator[list[training.Memory]]:
-    """What stacks save for their backwards meanwhile, in memory that stays while the list does."""
+    """Collects the memory of what stacks save for their backward passes in the context; it is not
+    reused while the list exists."""
     kept: list[training.Memory] = []
     before = _KEPT.set(kept)
     try:
@@ -24,7 +25,7 @@ def keeping() -> Iterator[list[training.Memory]]:
 
 
 def keep_memory(activations: training.Activations | None) -> None:
-    """Called by stacks with what each forward saved."""
+    """Called by stacks after each forward, with what it saved."""
     kept = _KEPT.get()
     if kept is not None and activations is not None:
         kept.append(activations.memory)

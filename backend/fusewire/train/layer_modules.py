@@ -1,4 +1,4 @@
-"""The modules of transformers whose place kernels took: whether they are still what kernels do."""
+"""The modules of transformers that kernels replace, and whether they still say what kernels do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch.nn import Dropout, Module
 
 from fusewire.errors import Unsupported
 
-# Torch's tables of hooks that a call of a module runs.
+# Torch's tables of the hooks that run when a module is called.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Its hooks do nothing unless hidden states or attention weights are asked for, which is refused.
+# Its hooks do nothing unless hidden states or attention weights are requested, which is refused.
 _CAPTURING = "transformers.utils.output_capturing"
-# Attributes of modules that hand probabilities of dropout to functions.
+# Attributes of modules that pass dropout probabilities to functions.
 _PROBABILITIES = ("attention_dropout", "dropout", "activation_dropout")
 _INSTEAD = "leave the layers as config.json has them, or train them with transformers itself"
 
 
 class LayerModules:
-    """The modules of `base` that the parameters `names` are in, whose forward is not called.
+    """The modules of `base` that hold the parameters `names` and whose forward is not called.
 
-    `probabilities`: of dropout, those that the layers may have. Raises Unsupported where the
-    modules' parameters, dropouts or hooks are not what kernels do.
+    `probabilities`: the dropout probabilities that the layers may have. Raises Unsupported where
+    the parameters, dropouts or hooks of the modules are not what kernels do.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class LayerModules:
 
     @property
     def training(self) -> bool:
-        """Whether the layers that drop anything do so now: `train()` and `eval()` of layers count
-        as those of the model do, but not of some of the layers alone."""
+        """Whether dropout is on in the layers. `train()` and `eval()` of the whole model or of all
+        layers count; layers that differ are refused."""
         states = {module.training for module, _, probability in self._drops if probability}
         if len(states) > 1:
             self._refuse("layers", "some in train() and some in eval()", "one of them for all")
         return states == {True}
 
     def check(self) -> None:
-        """Microseconds: for the start of each forward."""
+        """Called at the start of each forward; takes microseconds."""
         for name, root in self._roots:
             if self._base._modules.get(name) is not root:
                 self._refuse(name, "another module", "that of `replace`")

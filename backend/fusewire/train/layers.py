@@ -1,4 +1,4 @@
-"""All layers of a stack that trains, as one node of torch's graph or several."""
+"""All layers of a stack in training, as one autograd node or several."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ RECOMPUTE = ("none", "norm", "activation", "layer")
 
 
 class TrainedLayers:
-    """The layers of a blueprint's stack and its final norm, in `segments` nodes as equal as can be.
+    """The layers of a blueprint's stack and its final norm, in `segments` nodes of about equal
+    size.
 
-    `prefix`: of the names of their parameters. `recompute`: as `replace` has it. `modules`: those
-    of transformers, in whose place the layers are.
+    `prefix`: the prefix of their parameters' names. `recompute`: as in `replace`. `modules`: the
+    modules of transformers that the layers replace.
     """
 
     recompute = "none"
@@ -64,9 +65,9 @@ class TrainedLayers:
         layers: Iterable[Module],
         source: Source | None = None,
     ) -> torch.Tensor:
-        """x [tokens, hidden] -> the hidden states behind the layers. positions int32 [tokens], for
-        rotary angles. `layers`: transformers' own, whose gradient_checkpointing counts. `source`:
-        what cross attentions read."""
+        """x [tokens, hidden] -> the hidden states after the layers. positions int32 [tokens]: for
+        RoPE. `layers`: transformers' own, whose gradient_checkpointing is respected. `source`: what
+        cross attentions read."""
         self.flat.relink()
         training = self.modules.training
         checkpointing = any(getattr(layer, "gradient_checkpointing", False) for layer in layers)

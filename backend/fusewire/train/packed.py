@@ -1,5 +1,4 @@
-"""Padded batches, or sequences that lie one behind the other, as the packed tokens that stacks
-read, and back."""
+"""Padded batches, or concatenated sequences, as the packed tokens that stacks read, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from fusewire.errors import InvalidInput
 from fusewire.kernels import SequenceBatch
 from fusewire.train.torch_tensors import capturing, staged, stream_of, view
 
-# What DataCollatorWithFlattening hands over beside input_ids, labels and position_ids.
+# Keywords of DataCollatorWithFlattening other than input_ids, labels and position_ids.
 FLATTENING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
@@ -24,13 +23,13 @@ _PREPARED: ContextVar[Mapping[str, Packed]] = ContextVar("prepared", default=Map
 
 
 class Packed:
-    """Which tokens of a padded batch [rows, length] there are, and where each sequence begins.
+    """Which places of a padded batch [rows, length] are tokens, and where each sequence begins.
 
     `mask` [rows, length]: 1 or True for tokens, 0 for padding, on any side; None: all are tokens.
-    `cu_seqlens` int32 [sequences + 1]: of rows that hold several sequences, one behind the other,
-    where `mask` is None. `device`: where the tokens are. `side`: what the names of the model's
-    arguments begin with, "decoder_" of targets. Raises InvalidInput for a mask that does not fit,
-    or of a row without a token.
+    `cu_seqlens` int32 [sequences + 1]: for rows that hold several concatenated sequences, where
+    `mask` is None. `device`: where the tokens are. `side`: the prefix of the model's argument
+    names, "decoder_" for targets. Raises InvalidInput for a mask that does not fit, or that has a
+    row without a token.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Packed:
                 f"{side}input_ids", f"shape {list(shape)}", "a token", "leave empty batches out"
             )
         self._index: torch.Tensor | None = None
-        self.rows_begin = True  # with a token in their first place
+        self.rows_begin = True  # whether the first place of every row is a token
         if mask is not None:
             there, lengths = tokens_of(mask, shape, side)
             self.rows_begin = bool(there[:, 0].all())
@@ -78,18 +77,18 @@ class Packed:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """The length of the longest sequence, in tokens."""
         return self.batch.max_seqlen
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """[rows, length, ...] -> [tokens, ...]; [1, length, ...] is of every row."""
+        """[rows, length, ...] -> [tokens, ...]; [1, length, ...] is broadcast to every row."""
         if padded.shape[:2] != self.shape:
             padded = padded.expand(*self.shape, *padded.shape[2:])
         flat = padded.reshape(-1, *padded.shape[2:])
         return flat if self._index is None else flat.index_select(0, self._index)
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [rows, length, hidden], zeros where there is padding."""
+        """[tokens, hidden] -> [rows, length, hidden], with zeros at padding."""
         hidden = tokens.shape[1]
         if self._index is None:
             return tokens.view(*self.shape, hidden)
@@ -105,11 +104,12 @@ def packed(
     device: torch.device,
     side: str = "",
 ) -> Packed:
-    """Of a model's arguments. Without a mask, a row with `cu_seq_lens_q` holds several sequences,
-    and so does each row whose `position_ids` (of decoders) begin anew, as in transformers.
+    """The tokens that a model's arguments describe. Without a mask, a row with `cu_seq_lens_q`
+    holds several sequences, and so does each row whose `position_ids` (in decoders) start again, as
+    in transformers.
 
-    Raises InvalidInput for a mask that does not fit, and for one beside `cu_seq_lens_q`. In a
-    `prepared` block what that was given.
+    Raises InvalidInput for a mask that does not fit, and for a mask together with `cu_seq_lens_q`.
+    In a `prepared` context it returns what was passed to that.
     """
     if (known := _PREPARED.get().get(side)) is not None:
         return known
@@ -130,8 +130,8 @@ def packed(
 
 @contextmanager
 def prepared(by_side: Mapping[str, Packed]) -> Iterator[None]:
-    """Models that are called meanwhile take these tokens, of a `side` each, whatever mask they are
-    given."""
+    """Models that are called in the context use these tokens, one entry per `side`, whatever mask
+    they are given."""
     before = _PREPARED.set(by_side)
     try:
         yield
@@ -140,15 +140,15 @@ def prepared(by_side: Mapping[str, Packed]) -> Iterator[None]:
 
 
 def in_step() -> bool:
-    """Whether a `prepared` block is open: what runs there waits for nothing."""
+    """Whether a `prepared` context is open: code in it must not synchronise."""
     return bool(_PREPARED.get())
 
 
 def tokens_of(
     mask: torch.Tensor, shape: tuple[int, int], side: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """On the CPU: where there are tokens, bool [rows, length], and how many a row has. Waits for a
-    mask on a GPU, once. Raises InvalidInput as Packed does."""
+    """On the CPU: where the tokens are, bool [rows, length], and the length of each row.
+    Synchronises once for a mask on a GPU. Raises InvalidInput as Packed does."""
     there = _checked(mask, shape, side)
     lengths = there.sum(1)
     if int(lengths.min()) < 1:

@@ -1,4 +1,5 @@
-"""Tokenized examples of any length as one packed row, and batches by tokens instead of examples."""
+"""Tokenized examples of any length as one packed row, and batches by number of tokens instead of
+examples."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ from fusewire.errors import ConfigurationError, InvalidInput
 
 
 class PackingCollator:
-    """Examples to one row without padding, in the keywords of transformers'
+    """Concatenates examples to one row without padding, with the keywords of transformers'
     DataCollatorWithFlattening with `return_flash_attn_kwargs`: models of transformers take it.
 
-    An example has `input_ids` and may have `labels`, one a token, `token_type_ids`, and an
-    `attention_mask`, whose zeros are tokens to leave out. `causal`: for models that predict the
-    next token and shift labels themselves; labels are the tokens where an example has none, and the
-    first of a sequence is `ignore_index`, for it follows another's last. Otherwise (masked
-    language models, a label a token) labels are packed as they are. `first_position`: of every
-    sequence; 2 for RoBERTa, whose positions begin after the padding's.
+    An example has `input_ids` and optionally `labels` (one per token), `token_type_ids`, and an
+    `attention_mask`, whose zeros are tokens to drop. `causal`: for models that predict the next
+    token and shift labels themselves. Where an example has no labels, its tokens are the labels;
+    the first label of a sequence becomes `ignore_index`, as it would follow the last token of
+    another sequence. Otherwise (masked language models, one label per token) labels are packed as
+    they are. `first_position`: the position of the first token of a sequence; 2 for RoBERTa, whose
+    positions begin after the padding id.
 
     The batch: `input_ids`, `position_ids`, `labels`, `token_type_ids` int64 [1, tokens],
     `cu_seq_lens_q` and `cu_seq_lens_k` int32 [sequences + 1], `max_length_q` and `max_length_k`.
@@ -55,7 +57,7 @@ class PackingCollator:
         return batch
 
     def _columns(self, number: int, example: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """What an example has of each token, int64 [tokens]."""
+        """The columns of an example with one entry per token, int64 [tokens]."""
         found = {
             name: _tensor(number, name, example[name])
             for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
@@ -102,16 +104,16 @@ def _tensor(number: int, name: str, values: Any) -> torch.Tensor:
 
 
 class TokenBudgetSampler(Sampler[list[int]]):
-    """Batches of as many examples as have `max_tokens` together, for a DataLoader's
-    `batch_sampler`.
+    """Batches of as many examples as fit in `max_tokens`, for the `batch_sampler` of a DataLoader.
 
         sampler = TokenBudgetSampler(lengths, max_tokens=4096)
         loader = DataLoader(examples, batch_sampler=sampler, collate_fn=PackingCollator())
 
-    Examples are taken in an order that `seed` and the epoch (`set_epoch`) decide, or in their own;
-    a batch ends where the next example would exceed the budget. Of several processes each takes
-    every `world_size`-th batch, all as many: up to `world_size` - 1 batches are left out. Raises
-    ConfigurationError for settings out of range and an example longer than the budget.
+    Examples are taken in an order given by `seed` and the epoch (`set_epoch`), or with
+    `shuffle=False` in their own. A batch ends where the next example would exceed the budget. With
+    several processes each takes every `world_size`-th batch, all the same number: up to
+    `world_size` - 1 batches are left out. Raises ConfigurationError for settings out of range and
+    for an example longer than the budget.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         self._rank, self._world_size = rank, world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order in each epoch, the same in all processes."""
+        """Changes the order, equally in all processes."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -148,7 +150,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         return iter(batches[self._rank : even : self._world_size])
 
     def __len__(self) -> int:
-        """Of this epoch and process."""
+        """The number of batches of this process in this epoch."""
         return sum(1 for _ in self._batches()) // self._world_size
 
     def _batches(self) -> Iterator[list[int]]:

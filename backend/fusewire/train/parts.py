@@ -1,4 +1,4 @@
-"""The layers of a blueprint as stacks that train, their weights in the flat buffer."""
+"""The layers of a blueprint as stacks for training, whose weights are in the flat buffer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _THERE = "train it with transformers itself"
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Probabilities: of attention weights, of what all sublayers give, and of what the
-    feed-forward's activation makes."""
+    """Dropout probabilities: of attention weights, of the output of attention, of the output of the
+    feed-forward's activation and of the output of the feed-forward."""
 
     attention: float = 0.0
     attention_output: float = 0.0
@@ -40,8 +40,8 @@ class Dropouts:
 
 
 def stacked_names(layers: Sequence[Layer], prefix: str) -> Iterator[list[str]]:
-    """Parameters that have to follow each other in the flat buffer: weights that one product
-    reads, and their biases."""
+    """Parameters that have to be adjacent in the flat buffer: weights that one product reads, and
+    their biases."""
     for layer in layers:
         for block in layer.blocks:
             part = block.sublayer
@@ -55,11 +55,11 @@ def stacked_names(layers: Sequence[Layer], prefix: str) -> Iterator[list[str]]:
 
 
 class Parts:
-    """Builds what `training` has for the parts of a blueprint, whose names follow `prefix` in the
-    module of `flat`.
+    """Builds the classes of `training` for the parts of a blueprint, whose names follow `prefix` in
+    the module of `flat`.
 
-    `max_length`: positions that rotary angles are made for. Raises Unsupported for what does not
-    train, ConfigurationError where a parameter has another shape than the blueprint says.
+    `max_length`: positions that RoPE tables are made for. Raises Unsupported for what cannot be
+    trained, ConfigurationError where a parameter has another shape than in the blueprint.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Parts:
         self._dropouts = dropouts
         self._max_length = max_length
         self._angles: dict[Rope, tuple[Tensor, Tensor, Tensor]] = {}
-        # Offset of each weight -> the names of the parameters that it is made of.
+        # Offset of each weight -> the names of the parameters that it consists of.
         self.weights: dict[int, list[str]] = {}
-        # By the numbers that attentions have of them.
+        # In the order of the numbers by which attentions refer to them.
         self.biases: list[TrainedBias] = []
         self._bias_numbers: dict[PositionBias, int] = {}
 
@@ -88,7 +88,7 @@ class Parts:
         )
 
     def names(self, *parts: Layer | Norm) -> list[str]:
-        """Of all parameters of the parts, biases by distance included."""
+        """The names of all parameters of the parts, including tables of position biases."""
         return [f"{self._prefix}{name}" for name in tensors_of(*parts)]
 
     def _block(self, block: Block) -> training.Block:
@@ -179,7 +179,8 @@ class Parts:
         )
 
     def _rows(self, dense: Dense) -> Tensor:
-        """Where q | k | v are stored, of which those of a head are together."""
+        """The row of each output in the stored weight, in which q, k and v of one head are
+        adjacent."""
         stored = np.arange(dense.outputs, dtype=np.int64).reshape(dense.by_head, 3, -1)
         rows = np.ascontiguousarray(stored.swapaxes(0, 1).reshape(-1))
         return upload(Tensor.from_numpy(rows), "weights", stream_of(self._flat.values.device))
@@ -205,7 +206,8 @@ class Parts:
         return self._flat.offset(f"{self._prefix}{name}")
 
     def _place(self, names: Sequence[str], shape: tuple[int, ...]) -> training.Parameter:
-        """Of parameters that lie one behind the other: a matrix by rows, or a vector."""
+        """Parameters that are adjacent in the buffer as one: a matrix, concatenated by rows, or a
+        vector."""
         start = end = self._offset(names[0])
         for name in names:
             parameter = self._flat.parameter(f"{self._prefix}{name}")

@@ -1,4 +1,4 @@
-"""A bias by distance that trains: torch looks it up, kernels add it and give its gradient back."""
+"""A trained bias by distance: torch looks it up, kernels add it and return its gradient."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fusewire.train.flat import FlatParameters
 
 
 class TrainedBias:
-    """The table of `bias`, whose name follows `prefix` in the module of `flat`: a node of torch's
-    graph of its own, so that all segments may read it."""
+    """The table of `bias`, whose name follows `prefix` in the module of `flat`. It is an autograd
+    node of its own, so that all segments can read it."""
 
     def __init__(self, flat: FlatParameters, prefix: str, bias: PositionBias) -> None:
         self.name = f"{prefix}{bias.table.name}"
         self._flat = flat
-        # Kernels let distances beyond a table take its ends, and these share a bucket each.
+        # Kernels clamp distances to the table; those beyond either end share a bucket.
         buckets = relative_buckets(
             bias.max_distance + 1, bias.table.rows, bias.max_distance, causal=bias.causal
         )

@@ -1,4 +1,4 @@
-"""Numbers by which writes to parameters are noticed that torch does not count."""
+"""Elements by which writes to parameters are detected that torch does not count."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _OF_EACH = 8
 
 
 class Probes:
-    """Some numbers of each of the spans (first and last element) of a buffer `values`, on a CPU. On
-    a GPU, where reading them would wait, nothing is noticed."""
+    """Some elements of each of the spans (first and last element) of a buffer `values` on a CPU. On
+    a GPU, where reading them would synchronise, nothing is detected."""
 
     def __init__(self, values: torch.Tensor, spans: Sequence[tuple[int, int]]) -> None:
         places = [np.linspace(*span, _OF_EACH) for span in spans]
@@ -21,11 +21,11 @@ class Probes:
         self._numbers = self._now()
 
     def changed(self) -> bool:
-        """Whether they are others than when this was asked before."""
+        """Whether they differ from those of the last call."""
         if self._values.device.type != "cpu":
             return False
         before, self._numbers = self._numbers, self._now()
         return not torch.equal(before, self._numbers)
 
     def _now(self) -> torch.Tensor:
-        return self._values[self._places].view(torch.int32)  # NaN equals itself
+        return self._values[self._places].view(torch.int32)  # so that NaN equals itself

@@ -1,4 +1,4 @@
-"""Work on a GPU that is recorded as CUDA graphs the second time, and replayed from then on."""
+"""Work on a GPU that is captured as CUDA graphs the second time, and replayed from then on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fusewire.train.kept import keeping
 
 Pool = Any  # torch's handle of the memory that graphs share
 
-# The one that is recorded now, to all threads: backward passes run in others.
+# The recording that is being captured, if any. Global, as backward passes run in other threads.
 _RECORDED: list[Recording] = []
 
 
 def between_graphs(call: Callable[[], object]) -> None:
-    """Makes a call that a graph may not hold, as those that wait for other processes, which may not
-    replay what this one does. Where the work around it is recorded, every replay makes it, at this
-    place, and not the recording."""
+    """Makes a call that a graph may not contain, such as one that waits for other processes, which
+    may not replay what this one does. While the work around it is captured, the call is not made;
+    every replay makes it, at this place."""
     if _RECORDED:
         _RECORDED[0].cut(call)
     else:
@@ -29,10 +29,10 @@ def between_graphs(call: Callable[[], object]) -> None:
 
 
 class Recording:
-    """`compute`: work on torch's current stream that reads and writes the same places each time,
-    and waits for nothing but the first time. `pool`: None on a CPU, where nothing is recorded.
-    `before` is called when it is about to be recorded. One graph, or where the work has calls
-    `between_graphs` several."""
+    """`compute`: work on torch's current stream that reads and writes the same addresses each time
+    and synchronises only the first time. `pool`: None on a CPU, where nothing is captured. `before`
+    is called right before the capture. The result is one graph, or several where the work makes
+    calls `between_graphs`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Recording:
         before: Callable[[], None],
     ) -> None:
         self._compute, self._pool, self._before = compute, pool, before
-        self.seen = False  # what its kernels need is there
+        self.seen = False  # ran once, so what its kernels need exists
         self._parts: list[Callable[[], object]] = []
         self._result = torch.empty(0)
         self._memory: list[Any] = []
@@ -62,7 +62,7 @@ class Recording:
         return self._result.clone()
 
     def cut(self, call: Callable[[], object]) -> None:
-        """The graph ends here, another begins behind the call."""
+        """Ends the graph here and begins another after the call."""
         with torch.cuda.stream(self._stream):
             self._end()
             self._made.append(call)
@@ -79,7 +79,7 @@ class Recording:
                 try:
                     self._result = self._compute()
                 except BaseException:
-                    with suppress(RuntimeError):  # of a capture that failed for what is raised here
+                    with suppress(RuntimeError):  # the capture is invalid after the error
                         self._graph.capture_end()
                     raise
                 self._end()
@@ -92,7 +92,7 @@ class Recording:
         self._graph.capture_begin(self._pool, capture_error_mode="relaxed")
 
     def _end(self) -> None:
-        with warnings.catch_warnings():  # of nothing between two calls
+        with warnings.catch_warnings():  # a graph between two calls may be empty
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             self._graph.capture_end()
         self._made.append(self._graph.replay)

@@ -1,4 +1,4 @@
-"""A Hugging Face model, trained on fusewire's kernels."""
+"""Trains a Hugging Face model on fusewire's kernels."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ Model = TypeVar("Model", bound="PreTrainedModel")
 
 
 def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> Model:
-    """Trains and evaluates a transformers model's layers on fusewire's kernels, from now on and in
-    place: the same object with the same class, names and config, which saves as before.
+    """Changes a transformers model in place so that its layers train and evaluate on fusewire's
+    kernels. Returns the same object, with the same class, names and config, which saves as before.
 
         model = fusewire.train.replace(AutoModelForSequenceClassification.from_pretrained(...))
 
     Its parameters become views of one buffer (`FlatParameters`). Padded batches are packed before
-    the layers and padded again, with zeros, behind them; a batch of DataCollatorWithFlattening is
-    taken as it is. Of encoder-decoder models sources and targets are packed; where a target has
-    labels and no mask, what is behind its last label is padding. Embeddings and heads stay
-    transformers' own (lookups write their gradients to the buffer): a loss over all places of a row
-    (question answering) has the zeros in it, and so has what reads a place of padding: pad at the
-    right for a head that reads the first token (BERT's classifiers), and give the first token
-    behind padding at the left the label -100. Of a row with masked tokens between others a sliding
-    window counts those that are left. Dropout is drawn by torch's generator, from the probabilities
-    that the config has, in layers that are in train().
+    the layers and padded again with zeros after them; a batch of DataCollatorWithFlattening is
+    taken as it is. In encoder-decoder models sources and targets are packed; where a target has
+    labels and no mask, everything after its last label is padding. Embeddings and heads stay those
+    of transformers (lookups write their gradients to the buffer). So a loss over all places of a
+    row (question answering) includes the zeros, and so does anything that reads a padded place: use
+    right padding for a head that reads the first token (BERT's classifiers), and give the first
+    token after left padding the label -100. In a row with masked tokens between others, a sliding
+    window counts only the tokens that remain. Dropout uses torch's generator and the probabilities
+    of the config, in layers that are in train().
 
-    The layers' own modules hold parameters and are not called: what kernels do not do is refused,
-    here and at each forward. Those are modules that were wrapped, exchanged, added or removed (as
-    LoRA does), hooks and forwards of their own, another `p` of a Dropout, and eval() of some layers
-    while others train. Hooks of the whole model, embeddings and heads are called.
+    The layers' own modules hold the parameters and are not called, so what kernels do not do is
+    refused, here and at each forward: modules that were wrapped, exchanged, added or removed (as
+    LoRA does), hooks and forwards of their own, a Dropout whose `p` changed, and eval() of some
+    layers while others train. Hooks of the whole model, embeddings and heads are called.
 
-    `recompute`: what backward computes again rather than keep: none, norm (outputs of norms),
-    activation (and of activations) or layer (all but each layer's input, which
-    `gradient_checkpointing_enable` sets too). `segments`: nodes that the layers become in torch's
-    graph; under DDP the gradients of one are sent while the next is computed.
+    `recompute`: what backward computes again instead of keeping it: none, norm (outputs of norms),
+    activation (those of activations too) or layer (everything except the input of each layer;
+    `gradient_checkpointing_enable` sets it too). `segments`: the number of autograd nodes that the
+    layers become; under DDP the gradients of one are sent while the next is computed.
 
-    Raises Unsupported for a model that has none of the architectures in `families.FAMILIES`, or
-    parts that do not train or are not what its config says, ConfigurationError for parameters that
+    Raises Unsupported for a model with none of the architectures in `families.FAMILIES`, or with
+    parts that cannot be trained or differ from its config; ConfigurationError for parameters that
     are not fp32 on the CPU or on one GPU.
     """
     # They need transformers, whose model this is.
@@ -102,6 +102,6 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
 
 
 def _names(stack: Stack) -> list[str]:
-    """Of the parameters of the layers and the final norm, in the base model."""
+    """The names of the parameters of the layers and the final norm, in the base model."""
     norm = () if stack.final_norm is None else (stack.final_norm,)
     return list(tensors_of(*stack.layers, *norm))

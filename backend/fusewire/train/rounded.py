@@ -1,4 +1,4 @@
-"""Copies of parameters in the dtypes that kernels read them in."""
+"""Copies of parameters in the dtypes that kernels read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Version = tuple[int, int, int]  # FlatParameters.version
 
 
 class RoundedCopies:
-    """Of a buffer of parameters, fp32 [elements]: one a dtype, each with the version of the
-    parameters that it is of. In fp32 it is the buffer itself.
+    """Copies of a buffer of parameters, fp32 [elements], one per dtype, each with the version of
+    the parameters that it was made from. For fp32 it is the buffer itself.
 
-    Whoever takes steps in a row lets the optimizer write a copy with the parameters
-    (`written_along`). For others it is made anew behind each step: they may have written
-    parameters as torch does not count.
+    In a loop of steps the optimizer writes a copy together with the parameters (`written_along`).
+    Otherwise the copy is made again after each step, as parameters may have been written in a way
+    that torch does not count.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -26,13 +26,13 @@ class RoundedCopies:
         self._copies: dict[torch.dtype, torch.Tensor] = {}
         self._versions: dict[torch.dtype, Version] = {}
         self._along: torch.dtype | None = None
-        self._left: tuple[torch.dtype, Version] | None = None  # by the last that was written along
+        self._left: tuple[torch.dtype, Version] | None = None  # what the last `written_along` left
 
     def read(self, dtype: torch.dtype, now: Version) -> torch.Tensor:
-        """[elements], made anew where it is of another version than `now`."""
+        """The copy [elements] in this dtype, made again if its version is not `now`."""
         if dtype not in self._copies:
             whole = dtype == torch.float32
-            with torch.inference_mode(mode=False):  # it is written again in training
+            with torch.inference_mode(mode=False):  # it is written in training later
                 self._copies[dtype] = (
                     self._values if whole else torch.empty_like(self._values, dtype=dtype)
                 )
@@ -46,7 +46,8 @@ class RoundedCopies:
 
     @contextmanager
     def written_along(self, dtype: torch.dtype, version: Callable[[], Version]) -> Iterator[None]:
-        """Meanwhile `to_write` is the copy in this dtype. `version`: of the parameters, then."""
+        """While the context is open, `to_write` returns the copy in this dtype. `version`: returns
+        the current version of the parameters."""
         self._versions.pop(dtype, None)
         if self._left == (dtype, version()):
             self._versions[dtype] = version()
@@ -60,14 +61,14 @@ class RoundedCopies:
                 self._left = dtype, self._versions.pop(dtype)
 
     def to_write(self, now: Version) -> torch.Tensor | None:
-        """What an optimizer writes with the parameters: a copy that is of this version. None on a
-        CPU, whose kernels write fp32 alone."""
+        """The copy that an optimizer writes together with the parameters, if its version is `now`.
+        None on a CPU, whose kernels read fp32 only."""
         if self._along is None or self._values.device.type == "cpu":
             return None
         is_copy = self._along != torch.float32 and self._versions.get(self._along) == now
         return self._copies[self._along] if is_copy else None
 
     def was_written(self, now: Version) -> None:
-        """Says that what `to_write` gave is of this version."""
+        """Sets the version of the copy that `to_write` returned."""
         if self._along is not None:
             self._versions[self._along] = now

@@ -1,4 +1,4 @@
-"""Parameters that follow each other in memory, with their gradients: what one call updates."""
+"""Parameters that are adjacent in memory, and so are their gradients: one call updates them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Update = tuple[float, float, float, bool, int]  # beta1, beta2, eps, decoupled, 
 
 
 class Member(NamedTuple):
-    """A parameter of a group of an optimizer, of which the elements [begin, end) are updated;
-    `block`: a number that members of a run have in common."""
+    """A parameter of an optimizer's group, whose elements [begin, end) are updated. `block`: a
+    number that all members of a run share."""
 
     parameter: torch.Tensor
     group: dict[str, Any]
@@ -28,7 +28,8 @@ class Member(NamedTuple):
     block: int = 0
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """Of a tensor of the parameter's shape: the tensor itself where it is all of it."""
+        """The elements of this member of a tensor of the parameter's shape; the tensor itself where
+        that is all of it."""
         if self.end - self.begin == self.parameter.numel():
             return whole
         return whole.view_as(self.parameter).reshape(-1)[self.begin : self.end]
@@ -36,12 +37,11 @@ class Member(NamedTuple):
 
 class Run:
     """Some parameters, of one or several groups of an optimizer, whose values, gradients and
-    moments are each one fp32 array [elements] in memory. Of the first and the last one it may be
-    a part.
+    moments are each one fp32 array [elements] in memory. It may begin or end inside of a parameter.
 
-    `state`: an optimizer's, by parameter; moments that are not one array yet become views of new
-    ones. `update`: betas, eps, whether decay is decoupled, and how many
-    steps were taken: one of each for all parameters of a run.
+    `state`: the optimizer's, by parameter; moments that are not one array yet become views of new
+    ones. `update`: betas, eps, whether decay is decoupled, and the number of steps taken, which all
+    parameters of a run share.
     """
 
     def __init__(self, members: list[Member], update: Update, state: Any) -> None:
@@ -54,7 +54,7 @@ class Run:
         ends = np.cumsum([0, *self._sizes], dtype=np.int64)
         self.segments = view(torch.from_numpy(ends).to(self.device))
         self._settings = torch.empty(2, len(members), dtype=torch.float32, device=self.device)
-        self._known: list[list[float]] = []  # that are in _settings
+        self._known: list[list[float]] = []  # the contents of _settings
         self.rates, self.decays = map(view, self._settings)
         self.values = self._part_of(self.parameters)
         self.flat = flat_of(self.parameters[0])
@@ -62,7 +62,8 @@ class Run:
         self.exp_avg, self.exp_avg_sq = (self._moment(name, state) for name in MOMENTS)
 
     def gradients(self) -> kernels.Tensor:
-        """As they are now. Not kept: torch frees gradients between steps, and reuses memory."""
+        """The current gradients. They are not cached: torch frees gradients between steps, and
+        reuses memory."""
         return self._part_of([p.grad for p in self.parameters if p.grad is not None])
 
     def step(
@@ -71,8 +72,8 @@ class Run:
         factors: kernels.Tensor,
         copy: torch.Tensor | None = None,
     ) -> None:
-        """Updates values and moments by `factors` of kernels.adam, and with them its elements of a
-        `copy` of the buffer that `flat` is."""
+        """Updates values and moments with the `factors` of kernels.adam, and its elements of
+        `copy`, a copy of the buffer of `flat`."""
         beta1, beta2, eps, decoupled, _ = self.update
         if copy is not None and self.flat is not None:
             begin = self.flat.begin_of(self.parameters[0]) + self._members[0].begin
@@ -95,7 +96,7 @@ class Run:
         )
 
     def read_rates(self) -> None:
-        """Takes learning rates and decays as they are now."""
+        """Reads the current learning rates and decays of the groups."""
         now = [[float(group[name]) for group in self._groups] for name in ("lr", "weight_decay")]
         if now != self._known:
             self._known = now
@@ -121,9 +122,9 @@ def runs(
     update_of: Callable[[Member], Update],
     state: Any,
 ) -> Iterator[Run]:
-    """The fewest runs of these parameters, each of which has a gradient.
+    """The smallest number of runs for these parameters, each of which has a gradient.
 
-    A gradient that is not contiguous is replaced by one that is.
+    A gradient that is not contiguous is replaced by a contiguous one.
     """
     run: list[Member] = []
     last: Update | None = None
@@ -145,8 +146,8 @@ def runs(
 
 
 def layout(parameters: list[torch.Tensor]) -> list[Any]:
-    """Where parameters are, in the order of their addresses, and which gradients follow one
-    another: torch allocates some anew in each step. Equal layouts have the same runs."""
+    """The addresses of parameters, sorted, and which gradients are adjacent: torch allocates some
+    anew in each step. Equal layouts have equal runs."""
     found: list[Any] = []
     before: torch.Tensor | None = None
     for p in sorted(parameters, key=torch.Tensor.data_ptr):
@@ -173,12 +174,13 @@ def follows(before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def allocation(tensor: torch.Tensor) -> FlatParameters | int:
-    """What a tensor is a part of: its parameters' buffer, or its storage, by address."""
+    """The allocation that a tensor is a part of: its parameters' buffer, or the address of its
+    storage."""
     return flat_of(tensor) or tensor.untyped_storage().data_ptr()
 
 
 def array(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Tensors that follow each other, as fp32 [elements]: their memory, not a copy."""
+    """Adjacent tensors as one, fp32 [elements]: their memory, not a copy."""
     elements = sum(tensor.numel() for tensor in tensors)
     first = tensors[0].detach()
     if (flat := flat_of(first)) is not None:

@@ -1,4 +1,4 @@
-"""Layers that are one node of torch's graph: a call forward, a call backward, without the GIL."""
+"""Layers as one node of the autograd graph: one call forward and one backward, without the GIL."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _BEFORE_BIASES = 10  # arguments of _Run.forward
 
 
 class Source(NamedTuple):
-    """What cross attention reads: x [source tokens, width], the encoder's output."""
+    """What cross attention reads: x [source tokens, width], the output of the encoder."""
 
     x: torch.Tensor
     packed: Packed
 
 
 class Segment:
-    """Some layers of a model, their parameters in the buffer of `flat`, where their names begin
+    """Some layers of a model. Their parameters are in the buffer of `flat`, with names that begin
     with `prefix`."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Segment:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.stack = None  # built of parameters that may not be there yet
+        self.stack = None  # built later: parameters may not exist yet
 
     def __call__(
         self,
@@ -79,10 +79,11 @@ class Segment:
         training: bool,
         recompute: str,
     ) -> torch.Tensor:
-        """x [tokens, hidden] fp32 -> the layers' output; dropout where `training`. On a GPU under
-        autocast x may be of its dtype, which is computed in, and the output is.
+        """x [tokens, hidden] fp32 -> the output of the layers, with dropout if `training`. On a GPU
+        under autocast x may have autocast's dtype, in which the layers compute and which the output
+        has.
 
-        positions [tokens]: of rotary angles. source: of cross attentions. recompute: none, norm,
+        positions [tokens]: for RoPE. source: what cross attentions read. recompute: none, norm,
         activation or layer.
         """
         if self.stack is None or self._layout != self.flat.layouts:
@@ -109,7 +110,8 @@ class Segment:
         )
 
     def _first_trained(self, inputs: Sequence[torch.Tensor]) -> int:
-        """The lowest layer that backward has to reach; their number where none has to be."""
+        """The lowest layer that backward has to reach; the number of layers where none has to be
+        reached."""
         if not torch.is_grad_enabled():
             return len(self._by_layer)
         if any(given.requires_grad for given in inputs):
@@ -121,7 +123,7 @@ class Segment:
         return len(layers)
 
     def frozen(self) -> set[int]:
-        """Offsets of weights whose gradient nobody wants."""
+        """The offsets of weights that need no gradient."""
         return {
             offset
             for offset, names in self._weights.items()
@@ -129,7 +131,7 @@ class Segment:
         }
 
     def version(self) -> int:
-        """Counts the times that somebody wrote to this segment's parameters."""
+        """Changes with each write to the parameters of this segment."""
         now = self.flat.version(self.names)
         if now != self._seen:
             self._seen = now
@@ -137,9 +139,9 @@ class Segment:
         return self._version
 
     def seeds(self, training: bool, device: torch.device) -> tuple[int | None, torch.Tensor | None]:
-        """Of all dropouts of a forward, from torch's generator, and what kernels add to it: where
-        the forward is captured, a number of the device's generator, which every replay draws anew.
-        None where nothing is dropped."""
+        """The seed of all dropouts of a forward, from torch's generator, and a number that kernels
+        add to it: while the forward is captured, one from the device's generator, which every
+        replay draws again. None where nothing is dropped."""
         if not training or not self._drops:
             return None, None
         if capturing(device):
@@ -186,7 +188,7 @@ class _Run(Function):
             stream=stream_of(x.device),
         )
         keep_memory(ctx.activations)
-        ctx.save_for_backward(x, source, *biases)  # so that torch says when somebody wrote to it
+        ctx.save_for_backward(x, source, *biases)  # torch detects writes to saved tensors
         return out
 
     @staticmethod

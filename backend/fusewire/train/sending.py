@@ -1,4 +1,4 @@
-"""Gradients that processes add up while their backward passes go on."""
+"""Gradients that processes sum while their backward passes go on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fusewire.train.slot import Slot
 
 
 class Sending:
-    """Of the gradients in the buffers of `flats`, the blocks of `shards`: each is sent as soon as
-    it is whole, from the last in memory, which backward passes reach first, to the first, as all
-    processes have to send in one order.
+    """Sums the gradients in the buffers of `flats` over processes, in the blocks of `shards`. Each
+    is sent as soon as it is complete, from the last in memory, which backward passes reach first,
+    to the first, because all processes have to send in the same order.
 
-    Between GPUs NCCL adds up on a stream of its own, beside the layers below.
+    Between GPUs NCCL sums on a stream of its own, while the lower layers are computed.
     """
 
     def __init__(self, flats: Sequence[FlatParameters], shards: Shards) -> None:
@@ -30,7 +30,7 @@ class Sending:
 
     @contextmanager
     def during_backward(self, reached: Container[torch.Tensor]) -> Iterator[None]:
-        """`reached`: the parameters that the backward pass inside gives gradients to."""
+        """`reached`: the parameters that the backward pass in the context gives gradients to."""
         blocks = list(self._shards.blocks)
         missing = [sum(p in reached for p in block) for block in blocks]
         number_of = {
@@ -52,7 +52,7 @@ class Sending:
         send_whole()
 
     def wait(self) -> None:
-        """What is computed next has the sums; on a GPU the host does not wait."""
+        """Makes later work wait for the sums; on a GPU the host does not wait."""
         for work in self._sent:
             work.wait()
         self._sent.clear()

@@ -1,4 +1,4 @@
-"""Tensors in one piece of memory on a device, which one copy from the host writes."""
+"""Tensors in one allocation on a device, written by one copy from the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 256  # bytes, as torch's allocator has it
+_ALIGNMENT = 256  # bytes, as in torch's allocator
 
 
 class Kind(NamedTuple):
@@ -19,8 +19,8 @@ class Kind(NamedTuple):
 
 
 class SentTensors:
-    """`tensors`: of these kinds, by name. On a GPU each copy of its own costs more than what the
-    few numbers of a batch take to travel."""
+    """`tensors`: tensors of these kinds, by name. On a GPU a separate copy of each would cost more
+    than the transfer of the few elements of a batch."""
 
     def __init__(self, kinds: Mapping[str, Kind], device: torch.device) -> None:
         self._kinds = kinds
@@ -34,8 +34,8 @@ class SentTensors:
 
     @contextmanager
     def written(self) -> Iterator[dict[str, Tensor]]:
-        """The same tensors on the host, to be written as a whole: they are sent when the block
-        ends. Nobody waits for it; torch keeps pinned memory until it was read."""
+        """The same tensors on the host, all of which have to be written: they are sent when the
+        context ends, without a synchronisation; torch keeps the pinned memory until it was read."""
         if self._memory.device.type == "cpu":
             yield self.tensors
             return

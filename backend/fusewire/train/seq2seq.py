@@ -1,4 +1,4 @@
-"""The forwards of an encoder and a decoder that reads its output: transformers' embeddings, our
+"""The forwards of an encoder and of a decoder that reads its output: transformers' embeddings, our
 layers and final norms. Both sides are packed."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def encoder(
     inputs_embeds: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> BaseModelOutput:
-    """As BartEncoder and MarianEncoder: ids or embeddings [batch, length, ...] and a mask."""
+    """As BartEncoder and MarianEncoder: takes ids or embeddings [batch, length, ...] and a mask."""
     _refuse(self, kwargs)
     scale = getattr(self, "embed_scale", 1.0) if inputs_embeds is None else 1.0
     tokens, x = _inputs(self, input_ids, inputs_embeds, attention_mask, scale, "")
@@ -48,9 +48,9 @@ def decoder(
     use_cache: bool | None = None,
     **kwargs: Any,
 ) -> BaseModelOutputWithPastAndCrossAttentions:
-    """As BartDecoder and MarianDecoder: ids or embeddings [batch, length, ...] with a mask, and the
-    encoder's output [batch, source length, hidden] with its. Keeps no keys and values, whatever
-    `use_cache` says."""
+    """As BartDecoder and MarianDecoder: takes ids or embeddings [batch, length, ...] with a mask,
+    and the output of the encoder [batch, source length, hidden] with its mask. Returns no KV cache,
+    whatever `use_cache` says."""
     _refuse(self, {**kwargs, "past_key_values": past_key_values})
     scale = getattr(self, "embed_scale", 1.0)
     tokens, x = _inputs(self, input_ids, inputs_embeds, attention_mask, scale, "decoder_")
@@ -62,9 +62,9 @@ def decoder(
 def mask_targets(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """A hook in front of a model's forward: where a target has `labels` [batch, length] and no
-    mask, what is behind the last label of its row is padding. No label sees it: what a token of a
-    target becomes depends on those before it. Raises InvalidInput for labels of another length than
+    """Pre-forward hook of a model. Where a target has `labels` [batch, length] and no mask,
+    everything after the last label of its row is padding. No label depends on it, as a token of a
+    target depends only on those before it. Raises InvalidInput for labels of another length than
     `decoder_input_ids`."""
     targets = args[2] if len(args) > 2 else kwargs.get("decoder_input_ids")
     mask = target_mask(kwargs.get("labels"), targets)
@@ -93,7 +93,7 @@ def _inputs(
     scale: float,
     side: str,
 ) -> tuple[Packed, torch.Tensor]:
-    """The tokens, and what the first layer reads: [tokens, hidden]."""
+    """The tokens, and the input of the first layer [tokens, hidden]."""
     given = ids_or_embeddings(input_ids, inputs_embeds)
     shape = (given.shape[0], given.shape[1])
     tokens = packed(shape, attention_mask, None, {}, given.device, side)
@@ -107,8 +107,8 @@ def _inputs(
 def _positions(
     stack: Any, tokens: Packed, input_ids: torch.Tensor | None, given: torch.Tensor
 ) -> torch.Tensor:
-    """Of each token, by its place in its row. M2M-100's module counts the tokens of rows of ids
-    that are not its padding id, whatever the mask says."""
+    """The position of each token, by its place in its row. The module of M2M-100 counts the tokens
+    of a row of ids that are not its padding id, whatever the mask is."""
     module = stack.embed_positions
     found: torch.Tensor
     if hasattr(module, "create_position_ids_from_input_ids"):
@@ -122,8 +122,8 @@ def _positions(
 def source_of(
     hidden: torch.Tensor | None, attention_mask: torch.Tensor | None, rows: int
 ) -> Source:
-    """What the cross attentions of a decoder read, packed. Raises InvalidInput for hidden states
-    that are not those of so many rows."""
+    """The packed input of a decoder's cross attentions. Raises InvalidInput for hidden states whose
+    number of rows or length does not match."""
     if hidden is None or hidden.ndim != 3 or hidden.shape[0] != rows:
         raise InvalidInput(
             "encoder_hidden_states",

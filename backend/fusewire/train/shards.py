@@ -1,4 +1,4 @@
-"""Parameters of which each process updates a part, and has the moments of that part alone."""
+"""Parameters of which each process updates a part, and holds the moments of that part alone."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from fusewire.train.recording import between_graphs
 from fusewire.train.runs import MOMENTS, allocation, array, follows
 from fusewire.train.torch_tensors import weights_were_written
 
-# Torch's names for them from 2.13 on, which warns at those before.
+# torch 2.13 renamed these functions, and warns about the old names.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _reduce_scatter = (
     getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 )
 
-Block = list[torch.Tensor]  # parameters that follow each other in memory
+Block = list[torch.Tensor]  # parameters that are adjacent in memory
 State = dict[torch.Tensor, dict[str, torch.Tensor]]  # step and moments, by parameter
 
 
 class Shards:
-    """An optimizer's parameters, cut into as many parts as a group has processes.
+    """The parameters of an optimizer, cut into one part per process of a group.
 
-    Parameters that follow each other in memory, as FlatParameters lays them out, are a `block`, a
-    section of one of its own: it is cut as one array into equal parts (what is left over is the
-    last process's), so that one call adds up its gradients and one gathers its new values; a cut
-    may go through a parameter. Every process has to call the same.
+    Parameters that are adjacent in memory, as FlatParameters lays them out, form a `block`; each
+    section is a block of its own. A block is cut as one array into equal parts (the last process
+    also takes the remainder), so that one call sums its gradients and one gathers its new values; a
+    cut may go through a parameter. Every process has to make the same calls.
 
-    ZeRO's first stage: Rajbhandari et al. 2020, section 5.1. Raises ConfigurationError where the
-    processes have not the same parameters in the same order.
+    ZeRO stage 1: Rajbhandari et al. 2020, section 5.1. Raises ConfigurationError where the
+    processes do not have the same parameters in the same order.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
@@ -52,12 +52,12 @@ class Shards:
         self._check_others()
 
     def range(self, parameter: torch.Tensor) -> tuple[int, int, int]:
-        """Its elements [begin, end) are this process's, none where they are equal; and the number
-        of the block that it is in."""
+        """The elements [begin, end) of a parameter that belong to this process (none if they are
+        equal), and the number of its block."""
         return self._ranges.get(parameter, (0, 0, 0))
 
     def check_places(self) -> None:
-        """Raises ConfigurationError where parameters follow others than before."""
+        """Raises ConfigurationError where parameters are no longer adjacent as they were."""
         now = [[id(p) for p in block] for block in blocks(self._parameters)]
         if now != [[id(p) for p in block] for block in self.blocks]:
             raise ConfigurationError(
@@ -66,12 +66,12 @@ class Shards:
             )
 
     def add_up(self, own: torch.Tensor) -> None:
-        """Makes it the sum of all processes'."""
+        """Replaces a tensor by the sum over all processes."""
         distributed.all_reduce(own, group=self._group)
 
     def reduce(self, gradients: torch.Tensor) -> list[distributed.Work]:
-        """Begins to make this process's part of the gradients of a block, as one array, the sum of
-        all processes'; others are of no use then."""
+        """Starts to replace this process's part of a block's gradients, given as one array, by the
+        sum over all processes. The other parts are invalid afterwards."""
         even, own, rest = self._cut(gradients)
         works = []
         if len(own):
@@ -81,8 +81,8 @@ class Shards:
         return works
 
     def gather(self, whole: torch.Tensor) -> list[distributed.Work]:
-        """Begins to write the others' parts of the array of a block, of which the own one is
-        right."""
+        """Starts to fill the array of a block, of which this process's part is valid, with the
+        parts of the other processes."""
         even, own, rest = self._cut(whole)
         works = []
         if len(own):
@@ -95,10 +95,10 @@ class Shards:
     def update(
         self, step: Callable[[int], None], copies: Mapping[FlatParameters, torch.Tensor]
     ) -> None:
-        """Calls `step` for the number of each block, which writes this process's part of it, and
-        takes the others' from them: those travel while the next block is written. Of buffers that
-        have copies, these are written too."""
-        # The last first: heads are small, so that something soon travels.
+        """Calls `step` with the number of each block, which writes this process's part of it, and
+        receives the other parts: they are sent while the next block is written. Copies of buffers
+        are written too."""
+        # The last block first: heads are small, so sending starts early.
         arrays = list(enumerate(array(block) for block in self.blocks))[::-1]
         travelling: list[list[distributed.Work]] = []
 
@@ -121,8 +121,8 @@ class Shards:
             weights_were_written(device)
 
     def parts_of(self, whole: State) -> State:
-        """Of the state of an optimizer, by parameter, what is this process's, on the parameters'
-        devices."""
+        """The part of an optimizer's state, by parameter, that belongs to this process, on the
+        parameters' devices."""
         parts = {}
         for p, state in whole.items():
             begin, end, _ = self.range(p)
@@ -135,8 +135,8 @@ class Shards:
         return parts
 
     def consolidated(self, state: State, to: int) -> State | None:
-        """What `parts_of` gave to all processes, joined again, on the CPU; None in other processes
-        than `to`. A moment of one block at a time is in the device's memory."""
+        """The inverse of `parts_of`: the state of all processes, joined on the CPU; None in other
+        processes than `to`. The device holds the whole moment of one block at a time."""
         device = self._parameters[0].device
         taken = torch.tensor(
             [float(state[p]["step"]) if p in state else -1.0 for p in self._parameters],
@@ -173,7 +173,8 @@ class Shards:
         return self._rank * size, elements if last else (self._rank + 1) * size
 
     def _cut(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What is cut into equal parts, this process's of it, and what is left over."""
+        """The part of an array that is cut into equal parts, this process's part of it, and the
+        remainder."""
         size = len(whole) // self._processes
         even = whole[: size * self._processes]
         return even, even[self._rank * size :][:size], whole[len(even) :]
@@ -191,20 +192,20 @@ class Shards:
 
 
 def by_parameter(state_dict: dict[str, Any], parameters: Sequence[torch.Tensor]) -> State:
-    """The state in an optimizer's state_dict, copied, on the CPU."""
+    """The state in an optimizer's state_dict by parameter, copied to the CPU."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     return {
         p: {
             name: torch.as_tensor(state_dict["state"][key][name]).to("cpu", copy=True)
             for name in ("step", *MOMENTS)
         }
-        for key, p in zip(keys, parameters, strict=False)  # their number is for torch to check
+        for key, p in zip(keys, parameters, strict=False)  # torch checks their number
         if key in state_dict["state"]
     }
 
 
 def blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
-    """In an order that does not depend on addresses, which differ between processes."""
+    """The blocks, in an order that does not depend on addresses, which differ between processes."""
     by_allocation: dict[FlatParameters | int, Block] = {}
     for p in parameters:
         if p.numel() > 0:
@@ -220,11 +221,11 @@ def blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
 
 
 def section(parameter: torch.Tensor) -> str | None:
-    """Of the FlatParameters that it lies in."""
+    """The section of a parameter in its FlatParameters."""
     flat = flat_of(parameter)
     return None if flat is None else flat.section(flat.begin_of(parameter))
 
 
 def _places(block: Block) -> Iterator[tuple[torch.Tensor, int]]:
-    """Its parameters, and where in it each begins."""
+    """The parameters of a block, and the offset of each."""
     return zip(block, accumulate((p.numel() for p in block[:-1]), initial=0), strict=True)

@@ -1,4 +1,4 @@
-"""One parameter's slice of the flat buffers, and what autograd would do with its gradient."""
+"""The slice of one parameter in the flat buffers, and what autograd would do with its gradient."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.utils.hooks import RemovableHandle
 from fusewire.errors import ConfigurationError
 from fusewire.kernels import cuda_built
 
-NO_PASS = -1  # torch's number of the backward pass that runs, where none does
+NO_PASS = -1  # torch's id of the running backward pass, where none runs
 
 
 class Slot:
-    """A parameter, and the elements [begin, begin + shape.numel()) of a buffer that are its own.
+    """A parameter, and its elements [begin, begin + shape.numel()) of a buffer.
 
-    `names`: the parameter's, more than one if it is tied. `places`: tables of parameters of the
-    modules that have it, with its name there.
+    `names`: the names of the parameter, more than one if it is tied. `places`: the parameter tables
+    of the modules that have it, with its name there.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Slot:
         self._edge: Any = None
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The slice of a buffer, a new tensor each time: torch takes a gradient without copying it
+        """The slice of a buffer, a new tensor each time: torch takes over a gradient without a copy
         only if nobody else holds it."""
         return buffer[self.begin : self.begin + self.shape.numel()].view(self.shape)
 
@@ -44,7 +44,7 @@ class Slot:
         return tensor is not None and tensor.data_ptr() == buffer.data_ptr() + 4 * self.begin
 
     def is_linked(self, values: torch.Tensor) -> bool:
-        """Whether every module still has the parameter, and the parameter the slice."""
+        """Whether every module still has the parameter, and the parameter is still the slice."""
         parameter = self.parameter
         return self.is_in(values, parameter) and all(
             table.get(name) is parameter for table, name in self.places
@@ -52,8 +52,9 @@ class Slot:
 
     @torch.inference_mode(mode=False)
     def link(self, values: torch.Tensor) -> None:
-        """Moves what the modules have now into the slice. ConfigurationError where it does not fit,
-        or modules that shared a parameter have parameters that differ."""
+        """Moves the current parameter of the modules into the slice. Raises ConfigurationError
+        where it does not fit, or where modules that shared a parameter have parameters that
+        differ."""
         found: list[Any] = [table.get(name) for table, name in self.places]
         first = found[0]
         if first is None or first.shape != self.shape:
@@ -77,7 +78,7 @@ class Slot:
                     )
                 table[name] = first
         if self.parameter is not first and self.is_in(values, self.parameter):
-            # Whoever still has the parameter of before keeps its values.
+            # Other references to the old parameter keep its values.
             self.parameter.data = self.parameter.detach().clone()
         if not self.is_in(values, first):
             slice_ = self._with_its_own_storage(values)
@@ -86,8 +87,9 @@ class Slot:
         self.parameter, self._edge = first, None
 
     def _with_its_own_storage(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The slice of a buffer, of which nothing else is in its storage: safetensors loads into no
-        parameter that is a part of one, and pickle would write it whole."""
+        """The slice of a buffer as a tensor whose storage has nothing else in it: safetensors
+        cannot load into a parameter that is a part of a storage, and pickle would write all of
+        it."""
         part = buffer[self.begin : self.begin + self.shape.numel()]
         return from_dlpack(to_dlpack(part)).view(self.shape)
 
@@ -95,17 +97,19 @@ class Slot:
         self._edge = None
 
     def when_done(self, call: Callable[[Slot], None]) -> RemovableHandle:
-        """Backward passes call it when the parameter's whole gradient is in `.grad`, or none came:
-        behind the node that accumulates it, as DistributedDataParallel does."""
+        """Registers a callback for backward passes: it is called when the parameter's whole
+        gradient is in `.grad`, or when there is none. Like that of DistributedDataParallel it runs
+        after the node that accumulates the gradient."""
         if self._edge is None:
             self._edge = get_gradient_edge(self.parameter)
         handle: RemovableHandle = self._edge.node.register_hook(lambda *_: call(self))
         return handle
 
     def needs_own_memory(self, gradients: torch.Tensor) -> bool:
-        """Whether the gradient that is computed now may not be written to the slice:
-        torch.autograd.grad returns it, a hook waits for it, a pass holds the slice (it wrote there,
-        and `.grad` does not show it yet), or the parameter was frozen with a gradient there."""
+        """Whether the gradient of the running pass may not be written to the slice:
+        torch.autograd.grad returns it, a hook waits for it, an unfinished pass holds the slice (it
+        wrote there, and `.grad` does not show it yet), or the parameter was frozen while it had a
+        gradient there."""
         if not self.parameter.requires_grad:
             return self.is_in(gradients, self.parameter.grad)
         if self.parameter._backward_hooks:
@@ -116,13 +120,13 @@ class Slot:
             self._edge = get_gradient_edge(self.parameter)
         try:
             return not torch._C._will_engine_execute_node(self._edge.node)
-        except RuntimeError:  # torch refuses to say of a leaf in torch.autograd.grad, only there
+        except RuntimeError:  # torch cannot tell for a leaf in torch.autograd.grad, only there
             return True
 
     def may_be_added_to(self, gradients: torch.Tensor) -> bool:
-        """Whether the backward that runs may add its gradient to the slice and make that `.grad`,
-        before torch has the others of the same pass. Hooks of torch wait for what torch is given.
-        """
+        """Whether the running backward pass may add its gradient to the slice and make that
+        `.grad`, before torch has the other gradients of the same pass. Hooks of torch have to see
+        the whole gradient."""
         gradient = self.parameter.grad
         return (
             (gradient is None or self.is_in(gradients, gradient))

@@ -1,4 +1,4 @@
-"""A whole step of training recorded on a GPU: forward, backward, clipping, Adam in one launch."""
+"""A whole training step captured on a GPU: forward, backward, clipping and Adam in one launch."""
 
 from __future__ import annotations
 
@@ -24,54 +24,53 @@ from fusewire.train.step_checks import check_dtype, check_loss, check_optimizer
 from fusewire.train.targets import labels_of
 from fusewire.train.torch_tensors import capturing
 
-# Of steps that are kept, least recently used out: each has memory of its own for its launches.
+# Recordings that are kept, by least recent use: each needs memory of its own for its launches.
 _MOST_RECORDED = 128
 
 
 class Step:
-    """A step of training of a model that `replace` changed, with everything in it:
+    """A training step of a model that `replace` changed, with everything in it:
 
         step = fusewire.train.Step(model, optimizer, dtype=torch.bfloat16)
         for batch in loader:  # with attention_mask; best left on the CPU
-            loss = step(batch)  # a tensor on the GPU, that nobody waits for
+            loss = step(batch)  # a tensor on the GPU, without a synchronisation
             schedule.step()
 
-    On a GPU the step of a bucket of sizes (rows, length, tokens) is computed as it is the first
-    time, and recorded as one CUDA graph the second: from then on it is one launch. Batches are
-    rounded up to their bucket, tokens by 1 in 16 at most. Rows and places must be 2-dimensional
-    `input_ids`, other tensors as the model takes them; padding is 0 and of labels -100. Targets of
-    encoder-decoder models are `labels` or `decoder_input_ids`, with a bucket of their own. Images,
-    `pixel_values`, have a step for each shape of their batches, and question answering
-    (`start_positions`), whose loss is over the places of a row, one for each length.
+    On a GPU the step of a bucket of sizes (rows, length, tokens) runs eagerly the first time and is
+    captured as one CUDA graph the second time; from then on it is a single launch. Batches are
+    rounded up to their bucket, tokens by at most 1 in 16. `input_ids` must have 2 dimensions, rows
+    and places; other tensors are as the model takes them. Padding is 0, and -100 for labels. The
+    targets of encoder-decoder models, `labels` or `decoder_input_ids`, have a bucket of their own.
+    Images (`pixel_values`) have one graph per batch shape, and question answering
+    (`start_positions`), whose loss is over the places of a row, one per length.
 
     `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
-    are weighed by `items(batch)`, of how many a batch's loss is the mean: by default its labels
-    other than -100 (of causal models those that something predicts). So the step is that of all
-    rows in one batch. Each batch is then a launch, and the update another; gradients are added in
-    the buffer of `replace`, which is cleared before, and from the first list on single batches and
-    their updates are launches too.
+    are weighted by `items(batch)`, the number of items that the batch's loss is the mean of: by
+    default its labels other than -100 (in causal models those that are predicted). So the step
+    equals that of all rows in one batch. Each batch is then one launch, and the update another;
+    gradients are added in the buffer of `replace`, which is cleared before. After the first list,
+    single batches and their updates are separate launches too.
 
-    With a `process_group` of its Adam the processes of the group, started by torchrun, take a step
-    together: that of all rows that all of them give. Each gives as many batches as it likes, one or
-    more; their losses are weighed in the same way. Gradients of the last one are added up while its
-    backward pass goes on below, those of a segment of `replace` as they come, each process's part
-    in that process; new values travel while others are computed. Where something is sent a graph
-    ends and another begins: processes may record, and have other sizes, independently. The loss is
-    that of all.
+    With a `process_group` in its Adam, the processes of the group, started by torchrun, take a step
+    together, which equals that of all their rows. Each passes as many batches as it likes, one or
+    more; losses are weighted in the same way. The gradients of the last batch are summed while its
+    backward pass goes on, one segment of `replace` at a time, each process's part in that process;
+    new values are sent while others are computed. Where something is sent, one graph ends and
+    another begins: processes may capture, and have other sizes, independently. The loss is that of
+    all.
 
     `optimizer`: an Adam, whose learning rates and decays may change between steps; `max_grad_norm`
-    and betas may not. A step whose gradients are not finite is skipped and counted by it. Dropout
-    draws anew in every step from torch's generators. `loss(model, batch)` computes
-    what is minimised, by default `model(**batch).loss`; it must not wait for the device.
-    `CrossEntropy().of_model` is one that never has the logits of a whole batch. `dtype`:
-    autocast's, float32 without. `scaler`: a torch.amp.GradScaler, for float16: its scale, which
-    grows and is halved as torch does it, is on the device. `.grad` is None after a step,
-    or zeros of parameters that `replace` did not see.
+    and betas may not. It skips and counts a step whose gradients are not finite. Dropout draws new
+    numbers from torch's generators in every step. `loss(model, batch)` computes what is minimised,
+    by default `model(**batch).loss`; it must not synchronise. `CrossEntropy().of_model` is one that
+    never holds the logits of a whole batch. `dtype`: autocast's; float32 disables it. `scaler`: a
+    torch.amp.GradScaler, for float16: its scale, which is updated as in torch, is on the device.
+    After a step `.grad` is None, or zeros for parameters that `replace` did not see.
 
-    On the CPU each step is computed as it is, in float32. Raises ConfigurationError for a model
-    that was not replaced, a `dtype` that its device does not compute in, another optimizer and one
-    of another model, Unsupported for flattened batches, InvalidInput for a batch without input_ids,
-    targets or a loss (for want of labels), and for a list that is empty or has no labels.
+    On the CPU each step runs eagerly, in float32. Raises ConfigurationError for a model that was
+    not replaced, a `dtype` that its device does not compute in, another optimizer and one of
+    another model; Unsupported for flattened batches; InvalidInput for a batch without input_ids,
+    targets or a loss (for lack of labels), and for a list that is empty or has no labels.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Step:
         self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self._loss = loss or (lambda model, batch: model(**batch).loss)
         self._items = items or (lambda batch: labels_of(model, batch))
-        self._pairs = len(modules) > 1  # an encoder, and the decoder that reads it
+        self._pairs = len(modules) > 1  # an encoder and a decoder that reads it
         self._device = next(iter(self._flats)).values.device
         check_dtype(dtype, self._device)
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
@@ -109,10 +108,10 @@ class Step:
                 f"optimizer: got {len(self._others)} parameters that are not the model's, wanted "
                 "none where processes add up gradients; train them under DistributedDataParallel"
             )
-        # Of one process from the first list of batches on.
+        # In a single process True from the first list of batches on.
         self._accumulates = self._group is not None
         self._trained: set[torch.Tensor] = set()
-        self._sending: Sending | None = None  # of several processes, made with the first gradients
+        self._sending: Sending | None = None  # made with the first gradients
         self._begin_recordings()
         self._layouts = optimizer.layouts
         self.replays = 0
@@ -120,8 +119,7 @@ class Step:
             flat.forget_nodes()
 
     def __call__(self, batch: Batch | Sequence[Batch]) -> torch.Tensor:
-        """The loss of a batch, or of several as one, before the step that it makes, without its
-        graph."""
+        """Returns the loss of a batch, or of several as one, before the update, detached."""
         several = isinstance(batch, Sequence)
         batches = list(batch) if isinstance(batch, Sequence) else [batch]
         if not batches:
@@ -133,7 +131,7 @@ class Step:
         with self._on_stream(), self._writing_copies():
             self._optimizer.read_rates()
             if several and not self._accumulates:
-                # Adam finds gradients elsewhere than in the steps that were recorded until now.
+                # Gradients are at other addresses than in the steps recorded so far.
                 self._begin_recordings()
                 self._accumulates = True
             if self._accumulates:
@@ -144,11 +142,11 @@ class Step:
         return loss
 
     def _begin_recordings(self) -> None:
-        """Drops those there are: of gradients or moments that lie elsewhere now."""
+        """Drops the existing recordings, whose gradients or moments have moved."""
         if self._stream is not None:
             self._stream.synchronize()
         self._recorded.clear()
-        # A pool that no graph uses any more cannot be used again.
+        # A pool that no graph uses any more cannot be used again, so there is a new one.
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         self._update = self._recording(self._apply)
         self._sending = None
@@ -156,7 +154,8 @@ class Step:
     def _of_several(
         self, batches: Sequence[Batch], sides: Sequence[Sides], counts: Sequence[int]
     ) -> torch.Tensor:
-        """The loss of batches, and of those of other processes, before the step of all."""
+        """The loss of these batches and of those of other processes, before the update by all of
+        them."""
         alone = len(batches) == 1
         if not alone:
             for flat in self._flats:
@@ -178,7 +177,7 @@ class Step:
         return loss
 
     def _counts(self, batches: Sequence[Batch]) -> list[int]:
-        """What the loss of each batch is the mean of so many of."""
+        """For each batch, the number of items that its loss is the mean of."""
         if len(batches) == 1 and self._group is None:
             return [1]
         counts = [self._items(batch) for batch in batches]
@@ -191,8 +190,9 @@ class Step:
     def _bucket(
         self, batch: Batch, sides: Sides, *, writes: bool = False, sends: bool = False
     ) -> _Bucket:
-        """The batch's, with the batch in it. Of those that accumulate: whether its gradients are
-        the first in the buffers, and whether they are the last, which processes add up."""
+        """The bucket of the batch, with the batch written to it. For batches that accumulate:
+        whether its gradients are the first in the buffers, and whether they are the last, which
+        processes sum."""
         key = key_of(batch, sides), self._model.training, writes, sends
         bucket = self._recorded.get(key)
         if bucket is None:
@@ -210,7 +210,7 @@ class Step:
         return bucket
 
     def _recording(self, compute: Callable[[], torch.Tensor]) -> Recording:
-        # So that the copies that kernels have of weights are made in the graph.
+        # So that the kernels' copies of weights are made in the graph.
         return Recording(compute, self._pool, self._weights_were_written)
 
     def _run(self, recording: Recording, *, updates: bool = False) -> torch.Tensor:
@@ -218,7 +218,7 @@ class Step:
         result = recording()
         if replayed:
             self.replays += 1
-            if updates:  # which torch did not see
+            if updates:  # torch does not count writes of a replay
                 self._weights_were_written()
         return result
 
@@ -236,7 +236,7 @@ class Step:
     ) -> torch.Tensor:
         """Writes or adds to the gradients in the buffers."""
         loss = self._forward(inputs)
-        # Of a batch without labels the mean is NaN, which has no share.
+        # The mean of a batch without labels is NaN, so its share must not be multiplied in.
         loss = torch.where(share > 0, loss * share, 0.0)
         reached = leaves_of(loss)
         if not capturing(self._device):
@@ -255,18 +255,18 @@ class Step:
         return self._sending
 
     def _apply(self) -> torch.Tensor:
-        """Makes the step that they are the gradients of."""
+        """The update with these gradients."""
         with ExitStack() as stack:
             for flat in self._flats:
                 stack.enter_context(held(flat, self._trained))
             self._scaler.step(self._optimizer)
             if self._group is not None and self._scaler.is_enabled():
-                # Scales have to stay equal: what one process found is found by all.
+                # Scales have to stay equal: an Inf in one process counts in all.
                 for found in self._scaler._found_inf_per_device(self._optimizer).values():
                     most = distributed.ReduceOp.MAX
                     between_graphs(partial(distributed.all_reduce, found, most, self._group))
             self._scaler.update()
-        for p in self._others:  # which gradients are added to at the same place in every step
+        for p in self._others:  # their gradients are added at the same address in every step
             if p.grad is not None:
                 p.grad.zero_()
         return torch.empty(0, device=self._device)
@@ -278,21 +278,24 @@ class Step:
         return loss
 
     def _find_trained(self, reached: set[torch.Tensor]) -> None:
-        """Parameters that no loss reaches have zeros in the buffers: Adam leaves them alone."""
+        """Finds the parameters that the loss reaches. The others have zeros in the buffers, and
+        Adam leaves them alone."""
         if not reached <= self._trained:
             self._trained |= reached
             self._update = self._recording(self._apply)
 
     @contextmanager
     def _writing_copies(self) -> Iterator[None]:
-        """The optimizer writes what kernels read with the parameters."""
+        """While the context is open, the optimizer writes what kernels read together with the
+        parameters."""
         with ExitStack() as stack:
             for flat in self._flats:
                 stack.enter_context(flat.copy_written_along(self._dtype or torch.float32))
             yield
 
     def _weights_were_written(self) -> None:
-        """By a step, and with them the copies that kernels read."""
+        """To be called after an update: counts the writes to parameters, and marks the copies that
+        kernels read as current."""
         for flat in self._flats:
             flat.written()
         for flat in self._optimizer.copied:
@@ -306,7 +309,8 @@ class Step:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """On a stream of the step's own, as capture wants, in the order of torch's current one."""
+        """Runs on a stream of the step's own, as capture requires, ordered with torch's current
+        one."""
         if self._stream is None:
             yield
             return
@@ -318,8 +322,8 @@ class Step:
 
 
 class _Bucket(NamedTuple):
-    """What batches of one bucket of sizes are computed by: `share` is the batch's in the loss of
-    all that are accumulated."""
+    """The recordings and inputs of one bucket of sizes. `share`: the weight of the batch's loss
+    among all that are accumulated."""
 
     inputs: BucketInputs
     share: torch.Tensor

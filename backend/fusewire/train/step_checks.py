@@ -1,4 +1,4 @@
-"""What a `Step` can be made of, and what its loss is to be."""
+"""What a `Step` can be made of, and the form of its loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fusewire.train.adam import Adam
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: Adam) -> None:
-    """Raises ConfigurationError for another kind than Adam, and for one of another model."""
+    """Raises ConfigurationError for an optimizer that is not an Adam, and for one of another
+    model."""
     if not isinstance(optimizer, Adam):
         raise ConfigurationError(
             f"optimizer: got {type(optimizer).__name__}, wanted fusewire.train.Adam, which "
@@ -26,7 +27,7 @@ def check_optimizer(model: torch.nn.Module, optimizer: Adam) -> None:
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
-    """Raises ConfigurationError for one that layers do not compute in on the device."""
+    """Raises ConfigurationError for a dtype that layers do not compute in on the device."""
     known = [torch.float32]
     if device.type != "cpu":
         known += [torch.bfloat16, torch.float16]
@@ -38,7 +39,7 @@ def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
 
 
 def check_loss(loss: Any) -> None:
-    """Raises InvalidInput for what is no tensor of one number."""
+    """Raises InvalidInput for anything but a tensor of one element."""
     if not isinstance(loss, torch.Tensor) or loss.ndim > 0:
         shape = f" of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
         raise InvalidInput(

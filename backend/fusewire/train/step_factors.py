@@ -1,5 +1,5 @@
-"""What a step of Adam is computed with that changes from step to step, on the device: nothing on
-the host waits for it, and a recorded step finds it anew at every replay."""
+"""Inputs of an Adam step that change from step to step, kept on the device: nothing synchronises,
+and a replayed step finds the new values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fusewire.train.torch_tensors import stream_of, view
 
 
 class StepFactors:
-    """Of runs that step together, from the gradients of all of them, in the other processes of
-    `shards` too.
+    """Factors for runs that step together, from the gradients of all of them, also in the other
+    processes of `shards`.
 
-    `norm` is that of the last step's gradients, before clipping; `skipped` counts the steps whose
-    gradients were not finite. Both are on the device `home`, and so is the number of steps taken,
-    which `state` has by parameter.
+    `norm` is the norm of the last step's gradients, before clipping; `skipped` counts the steps
+    whose gradients were not finite. Both are on the device `home`, and so is the number of steps
+    taken, which `state` has by parameter.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class StepFactors:
         self._runs, self._shards, self._home = runs, shards, home
         self.norm = norm.to(home, torch.float32).reshape(1)
         self.skipped = skipped.to(home, torch.float32).reshape(1)
-        # Sum of squares and count of numbers that are not finite, by run.
+        # Sum of squares and number of elements that are not finite, by run.
         self._squares = {
             device: torch.empty(len(runs), 2, dtype=torch.float32, device=device).zero_()
             for device in dict.fromkeys(run.device for run in runs)
         }
         betas = [run.update[:2] for run in runs]
         log_betas = torch.tensor(betas, dtype=torch.float64).reshape(-1, 2).log()
-        # A number for each parameter, as torch's checkpoints have it; those of a run are equal.
+        # One number per parameter, as in torch's checkpoints; those of a run are equal.
         members = [(p, float(run.update[4])) for run in runs for p in run.parameters]
         steps = torch.tensor([taken for _, taken in members], dtype=torch.float32).to(home)
         for (p, _), taken in zip(members, steps, strict=True):
@@ -65,8 +65,9 @@ class StepFactors:
         scale: Any,
         found_inf: Any,
     ) -> list[kernels.Tensor]:
-        """`factors` of kernels.adam, by run; counts the step. `scale`: that gradients have, or
-        None. `found_inf`: above 0 where they are known not to be finite, or None."""
+        """`factors` of kernels.adam, by run; counts the step. `scale`: the factor that the
+        gradients contain, or None. `found_inf`: above 0 where they are known not to be finite, or
+        None."""
         for row, (run, gradient) in enumerate(zip(self._runs, gradients, strict=True)):
             out = self._squares[run.device][row]
             kernels.gradient_norm(view(out), gradient, stream_of(run.device))

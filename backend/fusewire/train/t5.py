@@ -1,5 +1,5 @@
-"""The forward of T5's stacks: transformers' embeddings and dropouts, our layers and final norm. The
-encoder's and the decoder's are of one class."""
+"""The forward of T5's stacks: transformers' embeddings and dropouts, our layers and final norm.
+Encoder and decoder are of one class."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def forward(
     use_cache: bool | None = None,
     **kwargs: Any,
 ) -> BaseModelOutputWithPastAndCrossAttentions:
-    """As T5Stack: ids or embeddings [batch, length, ...] and a mask; of a decoder also the output
-    of the encoder [batch, source length, hidden] with its. Keeps no keys and values, whatever
-    `use_cache` says."""
+    """As T5Stack: takes ids or embeddings [batch, length, ...] and a mask; a decoder also takes the
+    output of the encoder [batch, source length, hidden] with its mask. Returns no KV cache,
+    whatever `use_cache` says."""
     refuse(self, past_key_values=past_key_values, **kwargs)
     refuse_flattened(self, kwargs)
     given = ids_or_embeddings(input_ids, inputs_embeds)

@@ -1,4 +1,5 @@
-"""Where the targets of encoder-decoder models end, and how many labels a loss is the mean of."""
+"""Where the targets of encoder-decoder models end, and the number of labels that a loss is the mean
+of."""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ import torch
 
 from fusewire.errors import InvalidInput
 
-NO_LABEL = -100  # of transformers' criterion, and torch's
+NO_LABEL = -100  # in the criteria of transformers and torch
 
-# Of classes whose loss compares what a place predicts with the label of the next one.
+# Suffixes of classes whose loss compares a place's prediction with the label of the next place.
 _SHIFTS = ("LMHeadModel", "ForCausalLM")
 
 
 def target_mask(
     labels: torch.Tensor | None, decoder_input_ids: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """int64 [batch, length] of `labels`: 0 behind the last label of a row, but a target without a
-    label has one token. None without labels by token. Raises InvalidInput for labels of another
-    shape than `decoder_input_ids`."""
+    """The mask int64 [batch, length] of `labels`: 0 after the last label of a row, but at least one
+    token per row. None if labels are not per token. Raises InvalidInput for labels of another shape
+    than `decoder_input_ids`."""
     if labels is None:
         return None
     if decoder_input_ids is not None and labels.shape != decoder_input_ids.shape:
@@ -37,8 +38,8 @@ def target_mask(
 
 
 def labels_of(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> int:
-    """How many labels the loss that transformers computes of a batch is the mean of. Waits for
-    labels on a GPU. Raises InvalidInput where there are none."""
+    """The number of labels that the loss of transformers is the mean of for this batch.
+    Synchronises for labels on a GPU. Raises InvalidInput where there are none."""
     labels = batch.get("labels")
     if labels is None:
         raise InvalidInput(

@@ -23,8 +23,8 @@ def forward(
     inputs_embeds: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-    """As the base model of transformers: ids or embeddings [batch, length, ...] and a mask, or one
-    row of several sequences (`packed`)."""
+    """As the base model of transformers: takes ids or embeddings [batch, length, ...] and a mask,
+    or one row of several sequences (`packed`)."""
     refuse(self, **kwargs)
     given = ids_or_embeddings(input_ids, inputs_embeds)
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, None, kwargs, given.device)
@@ -60,7 +60,8 @@ def forward(
 def _positions(
     embeddings: Any, input_ids: torch.Tensor | None, given: torch.Tensor
 ) -> torch.Tensor:
-    """[batch or 1, length], counted as the embeddings do: RoBERTa's from its padding id on."""
+    """Positions [batch or 1, length], counted as the embeddings do: RoBERTa's start after its
+    padding id."""
     if not hasattr(embeddings, "create_position_ids_from_input_ids"):
         return torch.arange(given.shape[1], device=given.device)[None]
     padding = embeddings.padding_idx

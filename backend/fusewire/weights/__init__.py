@@ -1,4 +1,4 @@
-"""Weights as Hugging Face folders hold them: safe file lookup, safetensors, strict checkpoints."""
+"""Weights of Hugging Face folders: safe file lookup, safetensors, strict checkpoints."""
 
 from fusewire.weights.checkpoint import Checkpoint
 from fusewire.weights.folder import file_in, no_model_in, open_folder, read_json, weight_files

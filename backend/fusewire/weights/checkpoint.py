@@ -1,10 +1,10 @@
 """A checkpoint as a strict map: every tensor is either wanted, known to be skipped, or an error.
 
-Names are brought to one form: the base model's prefix (`bert.` in a model with a head, nothing in
-a bare one) is dropped, and the LayerNorm names of converted TensorFlow files (`gamma`, `beta`)
-become today's. Tied tensors are aliases: a name that is not stored is served by any of its group
-that is. Of a folder whose config.json declares quantised weights, these are dequantised when they
-are taken, one by one, or taken as the integers they are.
+Names are normalised: the base model's prefix is removed (`bert.` in a model with a head, nothing in
+a bare one), and the LayerNorm names of converted TensorFlow files (`gamma`, `beta`) become today's.
+Tied tensors are aliases: a name that is not stored is served by any name of its group that is. If
+config.json declares quantised weights, they are dequantised one by one when they are taken, or
+taken as their stored codes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PACKED = (".qweight", ".weight_packed")
 
 
 class Checkpoint:
-    """Named fp32 tensors. Call `check` once with everything wanted, then `take` each."""
+    """Named fp32 tensors. Call `check` once with all wanted names, then `take` for each."""
 
     def __init__(
         self,
@@ -48,15 +48,15 @@ class Checkpoint:
         prefix: str = "",
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """`source` names the origin in messages; `prefix` is transformers' base_model_prefix;
-        `aliases` ties names to names: those tied to one name are a group with it."""
+        """`source`: the name of the origin in messages. `prefix`: transformers' base_model_prefix.
+        `aliases`: name -> name; all names that are tied to one name form a group with it."""
         self.source = source
         self._groups: dict[str, tuple[str, ...]] = {}
         for tied, first in (aliases or {}).items():
             group = (*self._groups.get(first, (first,)), tied)
             self._groups.update(dict.fromkeys(group, group))
         self.cache_scales = CacheScales(None, {})
-        self._of_each_file: list[StoredTensor] = []  # any one tensor
+        self._of_each_file: list[StoredTensor] = []  # one tensor of each file
         self._origins: dict[str, str | None] = {}
         self._tensors: dict[str, StoredTensor | QuantizedTensor] = {}
         for stored, tensor in tensors.items():
@@ -72,7 +72,7 @@ class Checkpoint:
     def open(
         cls, folder: Path | str, prefix: str = "", aliases: Mapping[str, str] | None = None
     ) -> Checkpoint:
-        """Maps the folder's safetensors file or shards; no weight is read yet."""
+        """Maps the folder's safetensors file or shards into memory; no weight is read yet."""
         tensors: dict[str, StoredTensor] = {}
         first_tensors = []
         files = weight_files(folder)
@@ -121,9 +121,9 @@ class Checkpoint:
         return self._stored_name(name) is not None
 
     def origin(self, name: str) -> str | None:
-        """The tensor that a name's numbers are read from, one for all names that have the same:
-        tied tensors that are stored with other values are their own, as transformers has it. None
-        where the name and its group are not stored."""
+        """Returns the name of the tensor that a name's values are read from, the same for all names
+        with the same values. Tied tensors that are stored with different values have different
+        origins, as in transformers. Returns None if neither the name nor its group is stored."""
         if name not in self._origins:
             stored = self._stored_name(name)
             self._origins[name] = stored and next(
@@ -134,15 +134,15 @@ class Checkpoint:
         return self._origins[name]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The stored shape of a tensor or of its alias; None when neither is stored."""
+        """Returns the stored shape of a tensor or of its alias; None when neither is stored."""
         stored = self._stored_name(name)
         return None if stored is None else self._tensors[stored].shape
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], skip: Collection[str]) -> None:
-        """Raises one CheckpointError that lists every missing, misshapen, unreadable and leftover
-        tensor, or else one for scales, zero points or groups of a quantised weight that are wrong.
+        """Raises one CheckpointError that lists all missing, misshapen, unreadable and unexpected
+        tensors, or else one for wrong scales, zero points or groups of a quantised weight.
 
-        `skip` holds name prefixes that are known and not needed (other heads).
+        `skip`: name prefixes of tensors that are known and not needed (other heads).
         """
         faults = []
         missing = [f"{n} {list(s)}" for n, s in wanted.items() if self.shape(n) is None]
@@ -187,48 +187,50 @@ class Checkpoint:
                 each.stored()
 
     def take(self, name: str, dtype: str = "float32") -> NDArray[Any]:
-        """The tensor as fp32 (a view of the file where it is stored as fp32, else converted), or a
-        view where it is stored in the 16-bit `dtype` (a bfloat16's bits are uint16)."""
+        """Returns the tensor in fp32 (a view of the file if it is stored in fp32, else converted),
+        or a view if it is stored in the 16-bit `dtype` (bfloat16: its bits as uint16)."""
         stored = self._stored_name(name)
         if stored is None:
             raise CheckpointError(f"{self.source}: tensor {name!r} is missing")
         return self._tensors[stored].numbers(name, dtype)
 
     def codes(self, name: str) -> StoredCodes | None:
-        """The codes of a weight that is stored for products of 8 bits; None for another."""
+        """Returns the codes of a weight that is stored for 8-bit products; None for other
+        weights."""
         stored = self._stored_name(name)
         tensor = None if stored is None else self._tensors[stored]
         return tensor.codes() if isinstance(tensor, QuantizedTensor) else None
 
     def int4(self, name: str) -> Int4 | None:
-        """The 4-bit codes of a weight that is stored so, in groups that kernels take; None of
-        another."""
+        """Returns the codes of a weight that is stored in 4 bits, in groups that kernels support;
+        None for other weights."""
         stored = self._stored_name(name)
         tensor = None if stored is None else self._tensors[stored]
         return tensor.int4() if isinstance(tensor, QuantizedTensor) else None
 
     def is_quantized(self, name: str) -> bool:
-        """Whether a weight is stored so."""
+        """Whether a weight is stored quantised."""
         stored = self._stored_name(name)
         return stored is not None and isinstance(self._tensors[stored], QuantizedTensor)
 
     @property
     def quantized_bytes(self) -> int:
-        """Bytes of all tensors as they are stored; 0 where no weight is quantised."""
+        """Stored bytes of all tensors; 0 if no weight is quantised."""
         if not any(isinstance(each, QuantizedTensor) for each in self._tensors.values()):
             return 0
         return sum(each.nbytes for each in self._tensors.values())
 
     def _adds_nothing(self, name: str) -> bool:
-        """A bias of zeros beside a quantised weight: packers add one where the model has none."""
+        """Whether this is a bias of zeros beside a quantised weight: packers add one to models
+        without biases."""
         module, _, kind = name.rpartition(".")
         weight, bias = self._tensors.get(f"{module}.weight"), self._tensors[name]
         of_quantised = kind == "bias" and isinstance(weight, QuantizedTensor) and bias.is_float
         return of_quantised and not bias.float32(name).any()
 
     def release(self) -> None:
-        """Gives the memory of what was read of the files back to the system. Views that were taken
-        stay good, and are read again as they are looked at."""
+        """Gives the memory of the file pages that were read back to the system. Views that were
+        taken stay valid; their pages are read again when they are accessed."""
         for tensor in self._of_each_file:
             tensor.release_file()
 
@@ -240,7 +242,7 @@ class Checkpoint:
 
 
 def normal_name(name: str, prefix: str) -> str:
-    """What a stored tensor is called here, beside the base model's `prefix`."""
+    """Returns the normalised name of a stored tensor, without the base model's `prefix`."""
     if prefix and name.startswith(prefix + "."):
         name = name[len(prefix) + 1 :]
     for old, new in _LEGACY.items():

@@ -1,9 +1,9 @@
 """Which files of a model folder may be opened.
 
-A folder is input like any other: a name found inside it (in an index, or a symbolic link) must
-not lead out of it. A link is followed when its target stays inside the folder, or, because the
-Hugging Face cache is made of such links, when the folder is a cache snapshot
-(`models--*/snapshots/<revision>`) and the target lies in the `blobs` of that same repository.
+A folder is untrusted input: a name in it (in an index, or a symbolic link) must not lead out of it.
+A link is followed if its target is inside the folder, or, since the Hugging Face cache consists of
+such links, if the folder is a cache snapshot (`models--*/snapshots/<revision>`) and the target is
+in the `blobs` of the same repository.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fusewire.weights.formats import ADAPTERS, INDEX, WEIGHTS, adapter_beside, n
 
 JSON_LIMIT_BYTES = 64 << 20
 _POINTER = b"version https://git-lfs"
-_POINTER_LIMIT_BYTES = 1024  # of Git LFS
-_LISTED = 10_000  # files of a folder that is no model
+_POINTER_LIMIT_BYTES = 1024  # maximum size of Git LFS pointers
+_LISTED = 10_000  # maximum number of files listed for a folder that is not a model
 
 
 def open_folder(folder: Path | str) -> Path:
-    """The real path of a model folder; CheckpointError when it is not a folder."""
+    """Returns the real path of a model folder. Raises CheckpointError if it is not a folder."""
     try:
         real = Path(folder).resolve(strict=True)
     except (OSError, RuntimeError, ValueError):
@@ -41,10 +41,10 @@ def open_folder(folder: Path | str) -> Path:
 
 
 def file_in(folder: Path | str, name: str) -> Path | None:
-    """The real path of file `name` of `folder`, or None when there is no such file.
+    """Returns the real path of file `name` of `folder`, or None when there is no such file.
 
-    Raises CheckpointError when the name or a link leads out of the folder, or when what stands
-    there is not a regular file.
+    Raises CheckpointError when the name or a link leads out of the folder, or when it is not a
+    regular file.
     """
     root = open_folder(folder)
     parts = name.replace("\\", "/").split("/")
@@ -91,7 +91,7 @@ def _unreadable(name: str) -> CheckpointError:
 
 
 def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
-    """A JSON object of the folder, or None when the file is absent."""
+    """Returns a JSON object of the folder, or None when the file is missing."""
     path = file_in(folder, name)
     if path is None:
         return None
@@ -108,7 +108,8 @@ def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
 
 
 def weight_files(folder: Path | str) -> dict[str, list[str] | None]:
-    """File name -> the tensors it must hold (None when no index says so), in loading order."""
+    """Returns file name -> the tensors that it must contain (None without an index), in loading
+    order."""
     files = _weight_files(folder)
     for name in ADAPTERS:
         if (root := open_folder(folder)).joinpath(name).exists():
@@ -147,7 +148,8 @@ def _allowed(root: Path) -> list[Path]:
 
 
 def no_model_in(folder: Path | str) -> CheckpointError:
-    """The error for a folder without config.json or without safetensors weights: what it holds."""
+    """Returns the error for a folder without config.json or without safetensors weights, which
+    tells what it contains."""
     root = open_folder(folder)
     found = (path for pattern in ("*", "*/*") for path in root.glob(pattern) if path.is_file())
     names = [path.relative_to(root).as_posix() for path in itertools.islice(found, _LISTED)]

@@ -1,4 +1,4 @@
-"""What a folder or a repository without safetensors holds instead, and the way to a model."""
+"""What a folder or a repository without safetensors contains instead, and how to get a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MERGE = (
 )
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 
-# Patterns of file names, what these files are, the remedy. The first that fits is reported.
+# Patterns of file names, what these files are, the remedy. The first match is reported.
 _FORMATS = (
     (
         ("adapter_config.json",),
@@ -59,14 +59,14 @@ _FORMATS = (
     ),
     (("*.safetensors",), "not the name of a whole model's weights", f"save it again: {_RESAVE}"),
 )
-# A folder with one of these is a model, if not a whole one, of which subfolders are parts.
+# A folder with one of these files is a model, if perhaps incomplete, and its subfolders are parts.
 _OF_A_MODEL = {CONFIG, "modules.json", "model_index.json"}
 
 
 def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
-    """The error for a folder or repository that lacks config.json or safetensors weights.
+    """Returns the error for a folder or repository that lacks config.json or safetensors weights.
 
-    `names`: its files, those of subfolders with their path.
+    `names`: its files, those in subfolders with their paths.
     """
     if not names:
         return CheckpointError(
@@ -88,8 +88,8 @@ def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
 
 
 def adapter_beside(name: str, source: str) -> CheckpointError:
-    """The error for a folder with whole weights and an adapter, of which nobody can tell whether
-    the weights have it already."""
+    """Returns the error for a folder with whole weights and an adapter, since the weights may or
+    may not include it already."""
     return CheckpointError(
         f"{source}: got {name} (a LoRA adapter, which is not applied) beside whole weights, wanted "
         f"one of both; {_MERGE}, or remove it where the weights have it already"
@@ -97,7 +97,7 @@ def adapter_beside(name: str, source: str) -> CheckpointError:
 
 
 def _models_in(names: set[str]) -> list[str]:
-    """The subfolders that hold whole models, of a folder that is none."""
+    """Returns the subfolders that contain whole models, for a folder that is not a model."""
     if _OF_A_MODEL & names:
         return []
     folders = sorted({name.rpartition("/")[0] for name in names} - {""})

@@ -1,10 +1,10 @@
-"""Safetensors by memory map: the header is checked whole before any tensor is believed.
+"""Reads safetensors by memory map: the whole header is validated before any tensor is used.
 
 Format: u64 little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then
-the data. Tensors must tile the data exactly (no gap, no overlap), which is what the reference
-implementation demands too. Tensors are views of the map: opening a file copies nothing. As with
-every memory map, a file must not be truncated while a model that reads it is loaded; replace it
-by renaming a new file over it.
+the data. Tensors must cover the data exactly (no gap, no overlap), as the reference implementation
+demands too. Tensors are views of the map: opening a file copies nothing. As with every memory map,
+a file must not be truncated while a model that reads it is loaded; replace it by renaming a new
+file over it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fusewire.errors import CheckpointError
 
 HEADER_LIMIT_BYTES = 100_000_000  # the reference implementation's limit
 
-# bytes per element, and the numpy type whose bits it has (None: never read by this package).
+# Bytes per element, and the numpy type for its bits (None: not read by this package).
 _DTYPES: dict[str, tuple[int, Any]] = {
     "F64": (8, np.float64),
     "F32": (4, np.float32),
@@ -48,12 +48,12 @@ _DTYPES: dict[str, tuple[int, Any]] = {
 ITEM_BYTES = {dtype: size for dtype, (size, _) in _DTYPES.items()}
 FLOATS = ("F32", "F16", "BF16", "F64")
 _HALVES = {"F16": "float16", "BF16": "bfloat16"}
-_COMPARED_BYTES = 1 << 24  # at once
+_COMPARED_BYTES = 1 << 24  # compared at a time
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor where it lies; nothing is read before it is asked for."""
+    """A tensor in a mapped file; it is read only when it is accessed."""
 
     file: str
     dtype: str
@@ -69,8 +69,8 @@ class StoredTensor:
         return self.dtype in FLOATS
 
     def release_file(self) -> None:
-        """Gives the memory of all that was read of the tensor's file back to the system; what is
-        looked at later is read again."""
+        """Gives the memory of all pages of the tensor's file back to the system; they are read
+        again when they are accessed."""
         whole: Any = self.data
         while isinstance(whole, np.ndarray):
             whole = whole.base
@@ -78,7 +78,7 @@ class StoredTensor:
             whole.obj.madvise(mmap.MADV_DONTNEED)
 
     def equals(self, other: object) -> bool:
-        """Whether both hold the same bytes."""
+        """Whether both have the same bytes."""
         if not isinstance(other, StoredTensor):
             return False
         here, there = self.data, other.data
@@ -88,25 +88,26 @@ class StoredTensor:
         )
 
     def numbers(self, name: str, dtype: str) -> NDArray[Any]:
-        """A view of the values where they are stored in the 16-bit `dtype` (bfloat16: their bits,
-        uint16), else the values as fp32."""
+        """Returns a view of the values if they are stored in the 16-bit `dtype` (bfloat16: their
+        bits, uint16), else the values in fp32."""
         if _HALVES.get(self.dtype) != dtype:
             return self.float32(name)
         stored: NDArray[Any] = self.data.view(_DTYPES[self.dtype][1])
         return stored.reshape(self.shape)
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """The values as fp32: a view when stored as aligned F32, else converted to a new array."""
+        """Returns the values in fp32: a view if they are stored as aligned F32, else a converted
+        copy."""
         if not self.is_float:
             raise CheckpointError(
                 f"{self.file}: tensor {name!r}: got {self.dtype}, wanted one of "
                 f"{', '.join(FLOATS)}; quantised weights need a quantization_config in config.json"
             )
         stored: NDArray[Any] = self.data.view(_DTYPES[self.dtype][1])
-        if self.dtype == "BF16":  # fp32 with the low half cut off
+        if self.dtype == "BF16":  # the high half of an fp32
             stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
         elif self.dtype != "F32":
-            with np.errstate(over="ignore"):  # an fp64 beyond fp32 becomes inf, as in torch
+            with np.errstate(over="ignore"):  # an fp64 that overflows fp32 becomes inf, as in torch
                 stored = stored.astype(np.float32)
         elif not stored.flags.aligned:
             stored = stored.copy()
@@ -114,10 +115,10 @@ class StoredTensor:
 
 
 def read_safetensors(path: Path, name: str | None = None) -> dict[str, StoredTensor]:
-    """The tensors of one file as views of its memory map.
+    """Returns the tensors of one file as views of its memory map.
 
-    `name` is what messages call the file (default: its base name). Every fault of the file is a
-    CheckpointError naming it.
+    `name`: the name of the file in messages (default: its base name). Every fault of the file
+    raises CheckpointError with this name.
     """
     name = name or path.name
     try:

@@ -1,4 +1,4 @@
-"""Safetensors written a block at a time: no tensor has to fit into memory."""
+"""Writes safetensors a block at a time: no tensor has to fit into memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusewire.weights.safetensors import HEADER_LIMIT_BYTES, ITEM_BYTES
 
 
 class Described(Protocol):
-    """A tensor's dtype, as safetensors calls it, and its shape."""
+    """A tensor's dtype, as safetensors names it, and its shape."""
 
     @property
     def dtype(self) -> str: ...
@@ -23,20 +23,20 @@ class Described(Protocol):
 
 
 class Written(Described, Protocol):
-    """A tensor to be written: its values in order, little-endian and contiguous."""
+    """A tensor to be written: blocks of its values in order, little-endian and contiguous."""
 
     def blocks(self) -> Iterator[NDArray[Any]]: ...
 
 
 def size_bytes(tensor: Described) -> int:
-    """The size of its values."""
+    """Returns the size of the tensor's values in bytes."""
     return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
 def write_safetensors(
     path: Path, tensors: Mapping[str, Written], progress: Callable[[int], None]
 ) -> None:
-    """Writes the file; `progress` gets the bytes of each block. OSError.
+    """Writes the file. `progress` is called with the bytes of each block. Raises OSError.
 
     Every tensor is aligned: wider types come first, and the header ends at a multiple of 8 bytes.
     """

@@ -1,4 +1,4 @@
-"""A model folder that is there for the time of an import, whose weights are still to be written."""
+"""A temporary model folder for an import, without its weights, which are still to be written."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 @contextmanager
 def staged_folder(name: str, others: Mapping[str, Path], beside: Path) -> Iterator[Path]:
-    """A temporary folder of this name in `beside`, with copies of the files `others` (name ->
-    path), which are all but the weights. OSError."""
+    """A context with a temporary folder of this name in `beside`, with copies of the files `others`
+    (name -> path), which are all files but the weights. Raises OSError."""
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=beside, prefix=".import-") as aside:
         target = Path(aside) / name

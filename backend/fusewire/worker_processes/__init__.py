@@ -1,4 +1,3 @@
-"""Processes that do for a model what may harm only them: what they read is not trusted, and may
-crash, or take memory and time that nothing else can bound. Their owner calls them, one call at a
-time, with a deadline; a worker that is late or dies is replaced.
-"""
+"""Worker processes that handle untrusted input for a model. Such input may crash them, or take
+unbounded memory and time, but harms only them. The parent calls a worker, one call at a time, with
+a deadline, and replaces one that misses it or dies."""

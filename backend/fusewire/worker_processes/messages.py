@@ -1,5 +1,5 @@
-"""Messages between a worker and its owner: a length, JSON of that length in UTF-8, and, where
-the JSON has `body_bytes`, a `body` of that many bytes."""
+"""Messages between a worker and its parent: a length, JSON of that length in UTF-8, and, if the
+JSON has `body_bytes`, a `body` of that many bytes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# A body as large as the endpoint takes, where JSON escapes each character.
+# Enough for the largest body that the endpoint accepts, with every character escaped in JSON.
 MOST_BYTES = 1 << 27
 _LENGTH = struct.Struct("!I")
 _Part = TypeVar("_Part", bytes, int)
 
 
 class BrokenMessage(Exception):
-    """The other end sent what is no message, or (ConnectionClosed) nothing any more."""
+    """The peer sent something that is not a message, or (ConnectionClosed) closed the
+    connection."""
 
 
 class ConnectionClosed(BrokenMessage):
-    """The other end closed the connection, perhaps within a message."""
+    """The peer closed the connection, perhaps within a message."""
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
-    """A message as it is sent. Lone surrogates pass: what is wrong with them the worker says."""
-    # One expression, as a text of megabytes must not be held twice.
+    """Returns the bytes of a message. Lone surrogates are passed on: the worker reports what is
+    wrong with them."""
+    # One expression, so that a text of megabytes is not held twice.
     data = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "surrogatepass"
     )
@@ -39,7 +41,8 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 def receive(
     connection: socket.socket, deadline: float | None = None, most_body_bytes: int = MOST_BYTES
 ) -> Any:
-    """The next message. TimeoutError at `deadline` (by time.monotonic()), BrokenMessage."""
+    """Returns the next message. Raises TimeoutError at `deadline` (by time.monotonic()), and
+    BrokenMessage."""
     (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
     if size > MOST_BYTES:
         raise BrokenMessage(f"a message of {size} bytes")
@@ -58,7 +61,7 @@ def _body(
 ) -> NDArray[np.uint8]:
     if not isinstance(size, int) or not 0 <= size <= most_bytes:
         raise BrokenMessage(f"a body of {size} bytes")
-    body = np.empty(size, np.uint8)  # whose pages are taken when they are written
+    body = np.empty(size, np.uint8)  # pages are allocated when they are written
     view, got = body.data, 0
     while got < size:
         got += _received(connection, deadline, lambda: connection.recv_into(view[got:]))  # noqa: B023
@@ -66,7 +69,8 @@ def _body(
 
 
 def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
-    """Grows with what arrives: a length is only a promise."""
+    """Receives `size` bytes. The buffer grows with what arrives, since a peer may announce any
+    length."""
     data = bytearray()
     while len(data) < size:
         missing = min(size - len(data), 1 << 20)
@@ -77,7 +81,7 @@ def _exactly(connection: socket.socket, size: int, deadline: float | None) -> by
 def _received(
     connection: socket.socket, deadline: float | None, receive: Callable[[], _Part]
 ) -> _Part:
-    """What `receive` returns, which is not nothing."""
+    """Returns what `receive` returns. Raises ConnectionClosed if that is empty."""
     if deadline is not None:
         left = deadline - time.monotonic()
         if left <= 0:

@@ -1,4 +1,5 @@
-"""Processes of one program: one for each thread that calls, so that none waits for another."""
+"""Worker processes of one program, one per calling thread, so that threads do not wait for each
+other."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _STOPS = "got a request while it stops, wanted one before; send it to another se
 
 @dataclass(frozen=True)
 class Reads:
-    """What the program reads, in the words of errors."""
+    """What the program reads, as error messages name it."""
 
     process: str  # image process
     one: str  # an image
@@ -24,16 +25,16 @@ class Reads:
 
 
 class ProcessOfEachThread:
-    """Called from any thread. A thread's process starts with its first call, and ends with it, see
-    WorkerProcess."""
+    """May be called from any thread. The process of a thread starts with its first call, and ends
+    with the thread, see WorkerProcess."""
 
     def __init__(self, program: str, configuration: Mapping[str, Any], reads: Reads) -> None:
-        """`program`, `configuration`: as WorkerProcess."""
+        """`program`, `configuration`: as in WorkerProcess."""
         self._program = program
         self._configuration = configuration
         self._reads = reads
         self._own = threading.local()
-        self._lock = threading.Lock()  # over all that follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._all: list[WorkerProcess] = []
         self._ending = False
 
@@ -45,11 +46,11 @@ class ProcessOfEachThread:
         timeout_s: float,
         most_body_bytes: int = MOST_BYTES,
     ) -> Mapping[str, Any]:
-        """The answer to a message with a body, as WorkerProcess. InvalidInput, of the `field`, as
-        the program raises it and where it takes too much memory or time; Unavailable where no
-        process starts, or where two die."""
+        """Returns the answer to a message with a body, as WorkerProcess does. Raises InvalidInput
+        for `field`, as the program raises it or if it takes too much memory or time; Unavailable if
+        no process starts, or if two die."""
         head = encoded({**message, "body_bytes": memoryview(body).nbytes})
-        for again in (True, False):  # a process that was killed while it rested does no harm
+        for again in (True, False):  # retry once: the process may have been killed while idle
             process = self._running()
             try:
                 return process.call(head, timeout_s, body, most_body_bytes)
@@ -64,19 +65,20 @@ class ProcessOfEachThread:
         raise AssertionError
 
     def kill(self) -> None:
-        """Ends them at once; what is in work, and what comes, is Unavailable."""
+        """Kills all processes at once; current and later calls raise Unavailable."""
         with self._lock:
             self._ending = True
             for process in self._all:
                 process.kill()
 
     def close(self) -> None:
-        """Waits for their end; when no thread calls any more."""
+        """Waits for the end of all processes; to be called when no thread calls any more."""
         for process in self._all:
             process.close()
 
     def _running(self) -> WorkerProcess:
-        """This thread's, loaded; Unavailable, for nothing has been read yet."""
+        """Returns this thread's process, loaded. Raises Unavailable, since no input has been read
+        yet."""
         process: WorkerProcess | None = getattr(self._own, "process", None)
         if process is not None and not process.ended:
             return process

@@ -24,14 +24,14 @@ from fusewire.worker_processes.messages import (
     receive,
 )
 
-# For loading a folder: tokenizers with hundreds of thousands of tokens take seconds.
+# Deadline for loading: tokenizers with hundreds of thousands of tokens take seconds.
 START_S = 30.0
-# The worker's exit status where its limit of memory is reached.
+# The worker's exit status when it reaches its memory limit.
 OUT_OF_MEMORY = 3
-# From the end of its connection to the end of the process, which is at once where a core is free.
+# Time from the end of the connection to the end of the process; it ends at once if a core is free.
 _EXIT_S = 5.0
 
-# Isolated from the working folder and from PYTHON* variables; imports what its owner imports.
+# Isolated from the working directory and from PYTHON* variables, with its parent's import path.
 _PROGRAM = """\
 import sys
 sys.path[:] = sys.argv[3:]
@@ -39,7 +39,7 @@ import importlib
 program = importlib.import_module(sys.argv[2])
 program.main(int(sys.argv[1]))
 """
-# All that a worker may know of its owner's environment: no keys, no tokens.
+# The environment variables that are passed to a worker: no keys, no tokens.
 _VARIABLES = (
     "PATH",
     "LD_LIBRARY_PATH",
@@ -53,30 +53,31 @@ _MOST_THREADS = 4  # for a batch of texts
 
 
 class WorkerDied(Exception):
-    """The process ended, or sent what is no message."""
+    """The process ended, or sent something that is not a message."""
 
     def __init__(self, status: int) -> None:
-        """`status`: the exit status; negative, the signal."""
-        # Rust aborts where there is no memory.
+        """`status`: the exit status; if negative, the signal."""
+        # Rust aborts when it is out of memory.
         self.out_of_memory = status in (OUT_OF_MEMORY, -signal.SIGABRT)
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         super().__init__("it takes too much memory" if self.out_of_memory else how)
 
 
 class WorkerLate(Exception):
-    """The process had not answered when its time was over, and was killed."""
+    """The process did not answer before its deadline, and was killed."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"it takes over {timeout_s:g} s")
 
 
 class WorkerProcess:
-    """A running worker. One thread starts and calls it: the kernel ends the worker with that thread
-    (PR_SET_PDEATHSIG), even if its process is killed. `kill` may come from any thread."""
+    """A running worker. A single thread starts and calls it: the Linux kernel kills the worker when
+    that thread ends (PR_SET_PDEATHSIG), even if its process is killed. `kill` may be called from
+    any thread."""
 
     def __init__(self, program: str, configuration: Mapping[str, Any]) -> None:
-        """`program`: the module whose `main` is the worker's, see `program.serve`. `configuration`:
-        what it loads. Call `load` next."""
+        """`program`: the module whose `main` the worker runs, see `program.serve`. `configuration`:
+        what the worker loads. `load` has to be called next."""
         self._configuration = configuration
         self._connection, theirs = socket.socketpair()
         with theirs:
@@ -86,12 +87,12 @@ class WorkerProcess:
                 stdout=subprocess.DEVNULL,
                 env=_environment(),
                 cwd="/",
-                start_new_session=True,  # Ctrl-C is its owner's to handle
+                start_new_session=True,  # only the parent handles Ctrl-C
             )
 
     @property
     def ended(self) -> bool:
-        """Whether it was closed, or failed."""
+        """Whether it was closed or has failed."""
         return self._connection.fileno() < 0
 
     @property
@@ -99,7 +100,8 @@ class WorkerProcess:
         return self._process.pid
 
     def load(self) -> Mapping[str, Any]:
-        """What the worker says of itself, once it is loaded; CheckpointError, and as `call`."""
+        """Waits until the worker is loaded and returns its description. Raises CheckpointError, and
+        the errors of `call`."""
         return dict(self.call(encoded(self._configuration), START_S)["result"])
 
     def call(
@@ -109,9 +111,9 @@ class WorkerProcess:
         body: bytes | memoryview = b"",
         most_body_bytes: int = MOST_BYTES,
     ) -> Mapping[str, Any]:
-        """The worker's answer: its `result`, and perhaps a `body` of at most `most_body_bytes`.
-        Raises the worker's error; WorkerLate and WorkerDied, after which there is no process any
-        more. `body`: that of the message."""
+        """Returns the worker's answer: its `result`, and perhaps a `body` of at most
+        `most_body_bytes`. Raises the worker's error; WorkerLate and WorkerDied, after which the
+        process has ended. `body`: the body of the message."""
         deadline = time.monotonic() + timeout_s
         try:
             self._connection.settimeout(timeout_s)
@@ -136,9 +138,9 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self) -> int:
-        """Ends the process, unless it has; its status."""
+        """Ends the process if it is running. Returns its exit status."""
         self._connection.close()
-        # One that exits by itself has closed its end: its own status says more than our signal.
+        # Wait for a process that exits by itself: its own status tells more than our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(_EXIT_S)
         self.kill()
@@ -146,7 +148,8 @@ class WorkerProcess:
 
 
 def _python() -> str:
-    """Triton's stub has a Python inside and is none: embedded or not, it uses the first on PATH."""
+    """Returns the Python interpreter. Triton's stub embeds Python and is not an interpreter itself;
+    it uses the first Python on PATH."""
     own = Path(sys.executable or "")
     if own.name.startswith("python") and own.is_file():
         return str(own)
@@ -158,6 +161,6 @@ def _environment() -> dict[str, str]:
     return {
         **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "RAYON_NUM_THREADS": os.environ.get("RAYON_NUM_THREADS", str(threads)),
-        "OPENBLAS_NUM_THREADS": "1",  # numpy's, which would start threads that nothing uses
-        "MALLOC_ARENA_MAX": "1",  # an arena of each thread would count as 64 MiB of its memory
+        "OPENBLAS_NUM_THREADS": "1",  # numpy would start threads that are not used
+        "MALLOC_ARENA_MAX": "1",  # an arena per thread would count as 64 MiB of memory each
     }

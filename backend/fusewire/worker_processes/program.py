@@ -1,7 +1,7 @@
-"""A worker's side: it loads once, then answers calls, within limits of the operating system.
+"""The worker's side: it loads once, then answers calls, within limits of the operating system.
 
-Its owner writes the configuration and then calls to the socket that is its standard input, one
-after the other; the end of that stream ends it.
+The parent writes the configuration and then calls, one after another, to the socket that is the
+worker's standard input. The worker ends with that stream.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fusewire.passed_errors import as_values
 from fusewire.worker_processes.messages import BrokenMessage, encoded, receive
 from fusewire.worker_processes.process import OUT_OF_MEMORY
 
-# For loading, over all threads. The owner's deadline comes first, unless it is stopped.
+# CPU time of all threads for loading. The parent's deadline comes first, unless it is stopped.
 _LOAD_CPU_S = 60
 _MOST_FILES = 32
 
-# A call's message -> its result, and the bytes of its body if it has one.
+# The message of a call -> its result, and the bytes of its body if it has one.
 Call = Callable[[Mapping[str, Any]], tuple[Any, memoryview | None]]
 
 
 class Loaded(NamedTuple):
-    """What a configuration becomes: what the worker says of itself, the calls, and what each may
-    take of memory beyond that, and of the processor by all threads."""
+    """A loaded configuration: the worker's description, the function that answers calls, the memory
+    that a call may take in addition, and the CPU time of all threads that it may take."""
 
     description: Any
     call: Call
@@ -42,7 +42,7 @@ Load = Callable[[Mapping[str, Any]], Loaded]
 
 
 def serve(owner: int, load: Load) -> None:
-    """`owner`: its process id. Returns when the owner closes."""
+    """Serves until the owner closes the connection. `owner`: the process id of the parent."""
     die_with(owner)
     with socket.socket(fileno=os.dup(0)) as connection:
         try:
@@ -50,18 +50,18 @@ def serve(owner: int, load: Load) -> None:
             configuration = receive(connection)
             _answer(connection, lambda: _loaded(load, configuration, loaded))
             while loaded:
-                message = receive(connection, most_body_bytes=sys.maxsize)  # memory has a limit
+                message = receive(connection, most_body_bytes=sys.maxsize)  # memory is limited
                 _limit_cpu(loaded[0].call_cpu_s)
                 _answer(connection, lambda: loaded[0].call(message))  # noqa: B023
                 del message
         except (BrokenMessage, OSError):
-            return  # the owner has closed
+            return  # the parent has closed the connection
         except MemoryError:
             _out_of_memory()
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limits memory to `more_bytes` beyond what the process has now."""
+    """Limits memory to `more_bytes` in addition to what the process has now."""
     pages = Path("/proc/self/statm").read_text().split()[0]
     _limit(resource.RLIMIT_AS, int(pages) * resource.getpagesize() + more_bytes)
 
@@ -75,7 +75,7 @@ def _loaded(
     loaded.append(load(configuration))
     limit_memory(loaded[0].call_bytes)
     _limit(resource.RLIMIT_NOFILE, _MOST_FILES)
-    # From here on all words are answers: a panic of a library would fill the log.
+    # From here on stderr is discarded: panics of a library would fill the log.
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     return loaded[0].description, None
@@ -96,11 +96,11 @@ def _answer(connection: socket.socket, work: Callable[[], tuple[Any, memoryview 
 
 
 def _out_of_memory() -> NoReturn:
-    os._exit(OUT_OF_MEMORY)  # at once: to tidy up takes memory
+    os._exit(OUT_OF_MEMORY)  # exit at once: cleaning up takes memory
 
 
 def _limit(kind: int, most: int) -> None:
-    """The soft limit, at most the hard one."""
+    """Sets the soft limit, to at most the hard limit."""
     hard = resource.getrlimit(kind)[1]
     soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (soft, hard))

@@ -1,4 +1,4 @@
-// Chooses the kernel of a packed attention by element type, shape and device.
+// Chooses the kernel of packed attention by element type, shape and device.
 #include "cuda/attention/attention.h"
 #include "cuda/element.h"
 #include "cuda/kernels.h"
@@ -7,8 +7,8 @@
 namespace fusewire::cuda {
 namespace {
 
-// Whether wgmma's large tiles waste less than mma.sync's small ones: on long sequences, and where
-// all tiles run at once in either case.
+// Returns whether the large tiles of wgmma waste less than the small ones of mma.sync. They do for
+// long sequences, and where all tiles run at once anyway.
 bool large_tiles_pay(const AttentionArguments& a) {
   const SequenceBatch& batch = *a.queries;
   return batch.max_seqlen() > 64 || batch.query_tiles(64) * a.heads <= multiprocessors();

@@ -1,4 +1,5 @@
-// Packed attention as its implementations on this device see it: attention.cu picks one by shape.
+// The implementations of packed attention on this device, of which attention.cu picks one by shape,
+// and what they share.
 #pragma once
 
 #include "core/kernels.h"
@@ -7,13 +8,13 @@
 
 namespace fusewire::cuda {
 
-// What every kernel here needs by value: a SequenceBatch stays on the host.
+// The arguments that every kernel here takes by value: a SequenceBatch is an object of the host.
 struct AttentionShape {
   int64_t out_stride, q_stride, k_stride, v_stride;
-  const int32_t* offsets;      // of the queries, in device memory
-  const int32_t* key_offsets;  // of the keys; null: the same
+  const int32_t* offsets;      // of the queries' sequences, in device memory
+  const int32_t* key_offsets;  // of the keys' sequences; null: the same as offsets
   int sequences, heads, group, head_dim;
-  int left, right;  // of the mask
+  int left, right;  // the limits of the mask
   float scale, soft_cap;
   const float* bias;
   int64_t bias_span;
@@ -42,26 +43,27 @@ struct AttentionShape {
         log_sum_exp_stride(a.log_sum_exp_stride),
         dropout(a.dropout) {}
 
-  // Whether a mask hides keys of a sequence.
+  // Returns whether the mask can hide keys of a sequence.
   __device__ __forceinline__ bool masked() const {
     return left < static_cast<int>(kUnlimited) || right < static_cast<int>(kUnlimited);
   }
 };
 
-// Whether the scores are q k^T * scale of all keys of the query's own sequence and all weights are
-// kept; a mask that is wider than every sequence hides nothing.
+// Returns whether the scores are q k^T * scale over all keys of the query's own sequence, without
+// bias or cap, and no weights are dropped. A mask wider than every sequence hides nothing.
 inline bool plain_weights(const AttentionArguments& a) {
   const int64_t longest = a.queries->max_seqlen();
   return a.self() && a.mask.left >= longest && a.mask.right >= longest && !a.bias &&
          a.soft_cap <= 0 && a.dropout.probability <= 0;
 }
 
-// Whether moreover nothing but the output is wanted, which the faster kernels rely on.
+// Returns whether, moreover, only the output is wanted and no log_sum_exp: the faster kernels
+// compute nothing else.
 inline bool plain_attention(const AttentionArguments& a) {
   return plain_weights(a) && !a.log_sum_exp;
 }
 
-// Whether rows can be accessed by 16 bytes.
+// Returns whether all rows can be accessed in vectors of 16 bytes.
 template <class T>
 bool attention_vectors_fit(const AttentionArguments& a) {
   return a.head_dim % Vector<T>::kSize == 0 && vectors_fit<T>(a.q.data, a.q.stride) &&
@@ -69,32 +71,33 @@ bool attention_vectors_fit(const AttentionArguments& a) {
          vectors_fit<T>(a.out, a.out_stride);
 }
 
-// The widest head of the kernels.
+// The largest head_dim that the kernels support.
 inline constexpr int64_t kMaxHeadDim = 256;
 
-// Our kernel for Hopper (T is __half or __nv_bfloat16): plain, head_dim 64 or 128, rows that TMA
-// can address. `fits` says whether it can be used.
+// The kernel for plain attention on Hopper (T is __half or __nv_bfloat16): head_dim 64 or 128, k
+// and v in the same rows, rows that TMA can address. `fits` returns whether it can be used.
 bool sm90_attention_fits(const AttentionArguments& a);
 template <class T>
 void sm90_attention(const AttentionArguments& a, const Stream& stream);
 
-// Our kernel for Hopper that also takes masks, keys of their own, dropout and log_sum_exp: all but
-// a bias or a cap, head_dim 64 or 128. `fits` says whether it can be used.
+// The kernel for attention on Hopper that is not plain: with a mask, separate key sequences,
+// dropout or log_sum_exp, but no bias and no cap; head_dim 64 or 128. `fits` returns whether it can
+// be used.
 bool sm90_masked_attention_fits(const AttentionArguments& a);
 template <class T>
 void sm90_masked_attention(const AttentionArguments& a, const Stream& stream);
 
-// A batch of so few short sequences (plain, head_dim 64) that each tile of 16 queries of a head has
-// a multiprocessor to itself. `fits` says whether it is one.
+// The kernel for a batch of so few short sequences (plain, head_dim 64) that each tile of 16
+// queries of a head has a multiprocessor to itself. `fits` returns whether the batch is one.
 bool split_attention_fits(const AttentionArguments& a);
 template <class T>
 void split_attention(const AttentionArguments& a, const Stream& stream);
 
-// Tensor cores by mma.sync (T is __half or __nv_bfloat16): every shape.
+// Attention on tensor cores by mma.sync (T is __half or __nv_bfloat16), for every shape.
 template <class T>
 void flash_attention(const AttentionArguments& a, const Stream& stream);
 
-// CUDA cores in fp32: every shape.
+// Attention in fp32 on CUDA cores, for every shape.
 void fp32_attention(const AttentionArguments& a, const Stream& stream);
 
 }  // namespace fusewire::cuda

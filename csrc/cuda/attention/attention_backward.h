@@ -1,9 +1,10 @@
-// The backward pass of packed attention as its implementations on this device see it
-// (core/attention_backward.h): attention_backward.cu picks one by type and shape.
+// The implementations of the backward pass of packed attention (core/attention_backward.h) on this
+// device, of which attention_backward.cu picks one by type and shape, and what they share.
 //
-// Two kernels each, and no sum of which blocks share the terms, so that bits never differ: one of a
-// block a tile of queries, for dq, and one of a block a tile of keys, for dk and dv, which walks
-// the queries of all heads that read it. Both compute the weights again.
+// Each implementation has two kernels. In the first, a block computes dq for a tile of queries. In
+// the second, a block computes dk and dv for a tile of keys and iterates over the queries of all
+// heads that read it. Both recompute the weights. No two blocks add to the same sum, so the result
+// has the same bits every time.
 #pragma once
 
 #include "core/attention_backward.h"
@@ -38,20 +39,22 @@ struct AttentionBackwardShape {
   __device__ __forceinline__ int kv_heads() const { return forward.heads / forward.group; }
 };
 
-// A sequence: its queries and its keys, rows of the packed matrices.
+// A sequence: its first rows in the packed matrices of queries (`token`) and of keys (`key`), and
+// its numbers of queries and keys.
 struct AttendedSequence {
   int token, queries, key, keys;
 
-  // Where query 0 stands among the keys.
+  // Returns the position of query 0 among the keys.
   __device__ __forceinline__ int position() const { return keys - queries; }
 };
 
-// Queries or keys [begin, end), begin a multiple of the tile they are walked in.
+// A range [begin, end) of queries or keys; begin is a multiple of the tile size of the loop over
+// it.
 struct SeenRange {
   int begin, end;
 };
 
-// The keys that some of the queries [first, last) see.
+// Returns the keys that any of the queries [first, last) sees.
 template <int kTile>
 __device__ __forceinline__ SeenRange keys_seen(const AttendedSequence& of,
                                                const AttentionShape& shape, int first, int last) {
@@ -59,7 +62,7 @@ __device__ __forceinline__ SeenRange keys_seen(const AttendedSequence& of,
           min(of.position() + last + shape.right, of.keys)};
 }
 
-// The queries that see some of the keys [first, last).
+// Returns the queries that see any of the keys [first, last).
 template <int kTile>
 __device__ __forceinline__ SeenRange queries_seeing(const AttendedSequence& of,
                                                     const AttentionShape& shape, int first,
@@ -68,7 +71,8 @@ __device__ __forceinline__ SeenRange queries_seeing(const AttendedSequence& of,
           min(last + shape.left - of.position(), of.queries)};
 }
 
-// The sequence of a tile of queries, and of a tile of keys, of which `tile` counts the tokens.
+// Returns the sequence of a tile of queries or of a tile of keys, which a QueryTile describes in
+// both cases: its token, length and first_query are then those of keys.
 __device__ __forceinline__ AttendedSequence sequence_of_queries(const QueryTile& tile,
                                                                 const AttentionShape& shape) {
   const KeyRows keys = keys_of(tile, shape.offsets, shape.key_offsets, shape.sequences);
@@ -81,16 +85,17 @@ __device__ __forceinline__ AttendedSequence sequence_of_keys(const QueryTile& ti
   return {queries.token, queries.length, tile.token, tile.length};
 }
 
-// A weight and the gradient of its score, by the score's product q k^T and that of the weight's
-// gradient dout v^T.
+// A weight and the gradient of its score, computed from the products q k^T of the score and dout
+// v^T of the gradient of the weight.
 struct WeightGradient {
-  float kept;    // the weight, times the mask of dropout
-  float dscore;  // by q k^T * scale
-  float dbias;   // by what is added to it
+  float kept;    // the weight times the dropout mask
+  float dscore;  // with respect to q k^T * scale
+  float dbias;   // with respect to the bias
 };
 
-// For a query and a key at `distance` = key - query positions; `factor` is the mask of dropout.
-// tanh_of is the tanh of the kernel's precision.
+// Differentiates the attention of a query to a key, `distance` = key - query in positions.
+// `product` is q k^T, `dweight` is dout v^T, `factor` is the dropout mask, and a key that is not
+// `real` has weight 0. tanh_of is the tanh of the kernel's precision.
 template <class Tanh>
 __device__ __forceinline__ WeightGradient differentiate(const AttentionShape& shape,
                                                         const float* bias, int distance, bool real,
@@ -114,24 +119,24 @@ __device__ __forceinline__ WeightGradient differentiate(const AttentionShape& sh
   return {kept, dbias * slope, dbias};
 }
 
-// The biases of a head, at distance 0; null: none.
+// Returns a pointer to the bias of a head at distance 0, or null if there is no bias.
 __device__ __forceinline__ const float* biases_of(const AttentionShape& shape, int head) {
   return shape.bias ? shape.bias + head * (2 * shape.bias_span - 1) + shape.bias_span - 1 : nullptr;
 }
 
-// Our kernels for Hopper (T is __half or __nv_bfloat16): head_dim 64 or 128 without bias or cap,
-// rows that TMA can address. `fits` says whether they can be used.
+// The kernels for Hopper (T is __half or __nv_bfloat16): head_dim 64 or 128, no bias, no cap, rows
+// that TMA can address. `fits` returns whether they can be used.
 bool sm90_attention_backward_fits(const AttentionBackwardArguments& g);
 template <class T>
 void sm90_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
 
-// Tensor cores by mma.sync (T is __half or __nv_bfloat16). `fits` says whether a head is as narrow
-// as they want it, and no gradient of a bias is wanted.
+// The kernels on tensor cores by mma.sync (T is __half or __nv_bfloat16). `fits` returns whether
+// head_dim is at most 128 and no gradient of the bias is wanted.
 bool flash_attention_backward_fits(const AttentionBackwardArguments& g);
 template <class T>
 void flash_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
 
-// Multiply-adds in fp32: every type and shape, and dbias.
+// The kernels that multiply and accumulate in fp32: for every type and shape, and for dbias.
 template <class T>
 void plain_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
 

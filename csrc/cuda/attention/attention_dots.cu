@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kFewest = int64_t{1} << 18;
 
 struct Blocks {
-  std::vector<std::shared_ptr<void>> all;  // the last is the largest
-  int64_t count = 0;                       // floats of the last
+  std::vector<std::shared_ptr<void>> all;  // the last block is the largest
+  int64_t count = 0;                       // floats in the last block
 };
 
 }  // namespace

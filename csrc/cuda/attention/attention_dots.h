@@ -7,9 +7,10 @@
 
 namespace fusewire::cuda {
 
-// `count` floats of the stream's own, for its work is serial: the sums of dout * out of a batch.
-// A larger count gets a larger block, at least twice the last one; all are kept for ever, for
-// graphs hold their addresses.
+// Returns scratch memory of `count` floats for the sums of dout * out of a batch. Each stream has
+// its own, since its kernels run one after another. A larger count allocates a larger block, at
+// least twice as large as the last one. No block is ever freed, because CUDA graphs hold their
+// addresses.
 float* attention_dots(int64_t count, const Stream& stream);
 
 }  // namespace fusewire::cuda

@@ -1,9 +1,10 @@
 // The backward pass of packed attention on tensor cores, after FlashAttention-2 (Dao 2023,
-// algorithm 2), by mma.sync: any width of heads up to 128, padded with zeros.
+// algorithm 2), by mma.sync. Any head_dim up to 128 is padded with zeros.
 //
-// Both kernels are one: a warp owns 16 rows, and a tile of the others passes. Its scores are
-// own . other^T, of keys by queries where the block owns keys, so weights and gradients of scores
-// leave the first two products as the operands of those that follow, in the warp's registers.
+// One template is both kernels. The block owns a tile of queries or of keys, 16 rows per warp, and
+// loops over tiles of the other side. It computes scores as own . other^T, which is keys by queries
+// where the block owns keys. Weights and gradients of scores, the results of the first two
+// products, are therefore already in the warp's registers as operands of the products that follow.
 #include "cuda/attention/attention_dots.h"
 #include "cuda/attention/flash_backward_tile.h"
 #include "cuda/launch.h"
@@ -11,7 +12,8 @@
 namespace fusewire::cuda {
 namespace {
 
-// own . other^T, of 16 rows and kOther.
+// Computes sum += own . other^T for 16 own rows and kOther other rows in shared memory. `own` and
+// `other` are the lane's addresses.
 template <class Tile>
 __device__ __forceinline__ void multiply_rows(float (&sum)[Tile::kOther / 8][4], uint32_t own,
                                               uint32_t other) {
@@ -28,7 +30,7 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[Tile::kOther / 8][4],
   }
 }
 
-// sum += factors . other, of 16 rows of the block's own and kDim columns.
+// Computes sum += factors . other for 16 rows of the block's own and kDim columns.
 template <class Tile>
 __device__ __forceinline__ void add_rows(float (&sum)[Tile::kChunks][4],
                                          const float (&factors)[Tile::kOther / 8][4],
@@ -49,7 +51,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[Tile::kChunks][4],
   }
 }
 
-// Rows from `row` on of the warp's 16 to memory, of which `rows` are there.
+// Stores the warp's 16 rows times `scale`, rounded to T. Only the first `rows` rows exist in
+// memory.
 template <class Tile>
 __device__ __forceinline__ void store_rows(const float (&sum)[Tile::kChunks][4],
                                            typename Tile::T* to, int64_t stride, int rows,
@@ -73,8 +76,8 @@ __device__ __forceinline__ void store_rows(const float (&sum)[Tile::kChunks][4],
   }
 }
 
-// Block number: tile * heads + head, of those that it owns. dots [heads, dots_stride]: the kernel
-// of the queries writes them.
+// blockIdx.x is tile * heads + head, in tiles and heads of what the block owns. dots [heads,
+// dots_stride] holds the sums of dout * out of each query, which the kernel of the queries writes.
 template <class Tile, bool kOwnsKeys>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     flash_backward_kernel(AttentionBackwardShape<typename Tile::T> g, float* dots,
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                                        shape.q_stride, rows, dim, vectors_in);
       Tile::template copy_rows<kOther>(stage.second, g.dout + token * g.dout_stride + column,
                                        g.dout_stride, rows, dim, vectors_in);
-      // Zeros beyond the sequence do: there q and dout are zeros.
+      // Rows beyond the sequence can take zeros, because q and dout are zero there.
       const float* sums = shape.log_sum_exp + p.head * shape.log_sum_exp_stride;
       const float* products = dots + p.head * dots_stride;
       const int row = threadIdx.x % kOther;
@@ -172,7 +175,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     multiply_rows<Tile>(weight, own_lane, first + row_lane);
     multiply_rows<Tile>(dscore, own_lane + Tile::kOwnBytes, second + row_lane);
 
-    // body(weight, dscore, query, key, log_sum_exp, dot, factor): query and key of the tiles.
+    // Calls body(weight, dscore, query, key, log_sum_exp, dot, factor) for each of the lane's
+    // scores, with query and key as indices in the tiles.
     const auto for_each = [&](auto drops, auto body) {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
@@ -192,8 +196,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       }
     };
     const int first_query = kOwnsKeys ? p.first : own, first_key = kOwnsKeys ? own : p.first;
-    const int nearest = first_key - (of.position() + first_query);  // distance of the two first
-    const int keys = of.keys - first_key;  // keys of its own that are not there are not stored
+    // The distance of the first key to the first query.
+    const int nearest = first_key - (of.position() + first_query);
+    // Own keys beyond the sequence need no mask: their results are not stored.
+    const int keys = of.keys - first_key;
     const bool hides = (!kOwnsKeys && keys < kKeys) || nearest - (kQueries - 1) < -shape.left ||
                        nearest + kKeys - 1 > shape.right;
     const auto plainly = [&](auto drops, auto hiding) {
@@ -263,8 +269,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   }
 }
 
-// The tiles of the kernel of the queries, and of that of the keys, which has more to keep in
-// registers.
+// Launches both kernels, each with its own tile: the kernel of the keys needs more registers.
 template <class QueriesTile, class KeysTile>
 void launch_both(const AttentionBackwardArguments& g, const Stream& stream) {
   using T = typename QueriesTile::T;

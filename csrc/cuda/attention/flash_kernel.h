@@ -1,12 +1,12 @@
-// Packed attention on tensor cores, after FlashAttention-2 (Dao 2023): a block walks the keys of
-// its query tile with the running maximum and sum of an online softmax; scores live in registers
-// only.
+// Packed attention on tensor cores, after FlashAttention-2 (Dao 2023): a block loops over the keys
+// of its tile of queries and keeps the running maximum and sum of an online softmax. Scores exist
+// in registers only.
 //
-// Queries go straight from device memory to registers: the contraction may take the columns of a
-// head in any order as long as queries and keys agree, so each thread takes 16 neighbouring bytes
-// of both where mma.sync has two pairs of values in mind. Values come by ldmatrix; two tiles of
-// keys and values are fetched ahead by cp.async. Tiles start at the sequence's own beginning: this
-// kernel's answer does not depend on the batch.
+// Queries are loaded from device memory directly into registers. The contraction may process the
+// columns of a head in any order as long as queries and keys agree, so each thread loads 16
+// contiguous bytes of both where mma.sync expects two separate pairs of elements. Values are loaded
+// by ldmatrix. cp.async fetches two tiles of keys and values ahead. Tiles start at the beginning of
+// the sequence, so the result of this kernel does not depend on the batch.
 #pragma once
 
 #include "cuda/attention/flash_steps.h"
@@ -15,7 +15,7 @@
 
 namespace fusewire::cuda {
 
-// Block number: tile * heads + head, so that blocks that run together share rows of memory.
+// blockIdx.x is tile * heads + head, so that blocks that run at the same time share rows of memory.
 // `whole`: no sequence is longer than a tile of queries, and tile numbers are sequence numbers.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   const KeyRows there =
       keys_of(tile, shape.offsets, Tile::kPlain ? nullptr : shape.key_offsets, shape.sequences);
-  // Where the tile's first query stands among the keys.
+  // The position of the tile's first query among the keys.
   const int position = tile.first_query + there.length - tile.length;
   const int kv_column = head / shape.group * shape.head_dim;
   FlashWork<T> work;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   work.masked = shape.masked();
   work.soft_cap = shape.soft_cap;
   work.vectors = vectors;
-  // The maximum is taken of scores before the factor, which then has to be positive.
+  // The maximum is taken over unscaled scores, which is correct only if the factor is positive.
   const float scale = shape.scale * kLog2E;
   const bool direct =
       Tile::kPlain || (!shape.bias && shape.soft_cap <= 0.0f && scale > kLeastFactor);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const int first = begin + i * kKeys;
     Memory::copy_rows(stage, work.key, work.key_stride, first, count(i), work, Tile::key_offset);
     if (Tile::kPlain || !shape.bias) return;
-    // bias[u] belongs to key - query = first - position + u - (kRows - 1).
+    // Element u of the stage's bias is that of key - query = first - position + u - (kRows - 1).
     const int64_t last = 2 * shape.bias_span - 2;
     const int64_t from = first - position - (Tile::kRows - 1) + shape.bias_span - 1;
     const float* table = shape.bias + head * (last + 1);
@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     Memory::copy_rows(shared + i % Tile::kStages * Tile::kStageBytes + Tile::kKeyBytes, work.value,
                       work.value_stride, begin + i * kKeys, count(i), work, Tile::value_offset);
   };
-  // Three groups: the first scores need not wait for values, nor the first tile for the second.
+  // Three groups of copies: the first scores need not wait for values, nor the first tile for the
+  // second.
   fetch_keys(0);
   end_copies();
   fetch_values(0);
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   end_copies();
 
   const int lane = threadIdx.x % 32;
-  const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0);  // known to be one for the warp
+  const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0);  // known to be warp-uniform
   const int warp_row = tile.first_query + warp * Tile::kWarpRows;
   const bool active = warp_row < tile.length;
   typename Steps::State state;
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const uint32_t key_lane = shared_address(shared) + Tile::key_offset(lane / 4, lane % 4);
   const uint32_t value_lane =
       shared_address(shared) + Tile::kKeyBytes + Tile::value_offset(lane % 16, lane / 16);
-  // Of a lane's first score: key - query, and where its bias lies in a stage.
+  // For the lane's first score: key - query, and the index of its bias in a stage.
   const int lane_distance = lane % 4 * 2 - (warp_row - tile.first_query + position) - lane / 4;
   const int lane_bias = Tile::kRows - 1 + lane_distance + position;
 
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     } else {
       wait_copies<1>();
     }
-    __syncthreads();  // and all warps have left the stage that is fetched into next
+    __syncthreads();  // also: no warp still reads the stage that is fetched into next
     if (i + 2 < tiles) {
       fetch_keys(i + 2);
       fetch_values(i + 2);
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (active) Memory::store(state, work, warp_row);
 }
 
-// As many blocks as there can be tiles; surplus ones leave.
+// Launches as many blocks as the batch can have tiles; surplus blocks return at once.
 template <class Tile>
 void launch_flash(const AttentionArguments& a, bool vectors, const Stream& stream) {
   using T = typename Tile::T;

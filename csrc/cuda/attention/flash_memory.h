@@ -1,4 +1,4 @@
-// What the attention kernel of flash_kernel.h works on, and how it travels between device memory,
+// The data of the attention kernel of flash_kernel.h, and its movement between device memory,
 // shared memory and registers.
 #pragma once
 
@@ -10,19 +10,20 @@
 
 namespace fusewire::cuda {
 
-// Below it a scale is applied to the scores before their maximum is taken.
+// Scales (times log2 e) that are not above this are applied to the scores before their maximum is
+// taken.
 constexpr float kLeastFactor = 1e-30f;
 
-// What one block works on. Rows of the pointers are tokens of the sequence.
+// What one block works on. Rows of the pointers are tokens of the sequence; keys have their own.
 template <class T>
 struct FlashWork {
   const T *query, *key, *value;
   T* out;
   float* log_sum_exp;  // null: not wanted
   int64_t query_stride, key_stride, value_stride, out_stride;
-  int length, head_dim, left, right;  // length: queries of the sequence
-  float factor;                       // of a score in the exponential
-  float raised;  // of a score before it is capped and the bias is added; 1: nothing to do
+  int length, head_dim, left, right;  // length: number of queries of the sequence
+  float factor;                       // multiplies a score in the exponential
+  float raised;  // multiplies a score before it is capped and the bias is added; 1: not needed
   float soft_cap;
   bool masked, vectors;
 };
@@ -32,7 +33,8 @@ template <class Tile>
 struct FlashState {
   uint32_t query[Tile::kRowTiles][Tile::kDim / 16][4];
   float out[Tile::kRowTiles][Tile::kChunks][4];
-  float top[Tile::kRowTiles][2], sum[Tile::kRowTiles][2];  // of rows g, g + 8; this lane's part
+  // Of rows g and g + 8: the maximum score of the row, and this lane's part of the sum of weights.
+  float top[Tile::kRowTiles][2], sum[Tile::kRowTiles][2];
 };
 
 template <class Tile>
@@ -42,8 +44,8 @@ struct FlashMemory {
   using State = FlashState<Tile>;
   static constexpr int kRowTiles = Tile::kRowTiles, kKeys = Tile::kKeys;
 
-  // `keys` rows of keys or values from row `first` on to shared memory, zeros up to a multiple
-  // of 32.
+  // Copies `keys` rows of keys or values, from row `first` on, to shared memory, and zeros up to a
+  // multiple of 32 rows.
   template <class Offset>
   __device__ __forceinline__ static void copy_rows(char* to, const T* from, int64_t stride,
                                                    int first, int keys, const Work& work,
@@ -71,7 +73,8 @@ struct FlashMemory {
     }
   }
 
-  // `row_at(row)` is where row `row` of the warp begins, `width_at(row)` how much of it there is.
+  // Loads the warp's queries into registers. `row_at(row)` returns a pointer to row `row` of the
+  // warp, `width_at(row)` the number of its elements to load; the others are zeros.
   template <class RowAt, class WidthAt>
   __device__ __forceinline__ static void load_rows(State& s, bool vectors, RowAt row_at,
                                                    WidthAt width_at) {
@@ -91,7 +94,7 @@ struct FlashMemory {
           s.query[r][2 * j + 1][half] = q.z;
           s.query[r][2 * j + 1][2 + half] = q.w;
         }
-        if constexpr (Tile::kOdd) {  // the half of a chunk: lanes 2i and 2i + 1 load the same one
+        if constexpr (Tile::kOdd) {  // half a chunk per lane: lanes 2i and 2i + 1 load the same one
           const uint4 q = load_chunk(query, Tile::kPairs * 32 + t / 2 * 8, width, vectors);
           s.query[r][2 * Tile::kPairs][half] = t % 2 ? q.z : q.x;
           s.query[r][2 * Tile::kPairs][2 + half] = t % 2 ? q.w : q.y;

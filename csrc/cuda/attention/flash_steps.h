@@ -1,4 +1,4 @@
-// The arithmetic of the attention kernel of flash_kernel.h, of one warp and one tile of keys: two
+// The arithmetic of the attention kernel of flash_kernel.h for one warp and one tile of keys: two
 // products and the softmax between them.
 #pragma once
 
@@ -15,7 +15,8 @@ struct FlashSteps {
   static constexpr int kRowTiles = Tile::kRowTiles, kKeys = Tile::kKeys;
   static constexpr int kPairs = Tile::kPairs;
 
-  // scores = q k^T for 32 keys a step; only the first `keys` are wanted in a tile that is kEdge.
+  // Computes scores += q k^T, 32 keys per step. In the tile at the edge (kEdge) only the first
+  // `keys` keys are needed.
   template <bool kEdge>
   __device__ __forceinline__ static void multiply_keys(Scores& score, const State& s,
                                                        uint32_t key_lane, int keys) {
@@ -47,7 +48,7 @@ struct FlashSteps {
       if constexpr (Tile::kOdd) {
 #pragma unroll
         for (int n = begin / 8; n < begin / 8 + 4; ++n) {
-          const int t = threadIdx.x % 4;  // the lane's bytes move from 16t to 8t
+          const int t = threadIdx.x % 4;  // the lane reads from byte 8t, not 16t
           const uint2 k = load_shared_8(Tile::key_at(key_lane, n * 8, kPairs * 4) - t * 8);
 #pragma unroll
           for (int r = 0; r < kRowTiles; ++r) {
@@ -58,7 +59,7 @@ struct FlashSteps {
     }
   }
 
-  // out += p v for 16 keys a step.
+  // Computes out += p v, 16 keys per step.
   template <bool kEdge>
   __device__ __forceinline__ static void multiply_values(State& s, const Scores& p,
                                                          uint32_t value_lane, int keys) {
@@ -86,8 +87,8 @@ struct FlashSteps {
     }
   }
 
-  // Calls change(score, row, key) for each of a lane's scores of the tile, row and key counted from
-  // those of its first one.
+  // Calls change(score, row, key) for each of the lane's scores of the tile; row and key are
+  // counted from those of its first score.
   template <bool kEdge, class Change>
   __device__ __forceinline__ static void for_each(Scores& score, int keys, Change change) {
 #pragma unroll
@@ -101,7 +102,7 @@ struct FlashSteps {
     }
   }
 
-  // scores = cap * tanh(scores / cap), both in units of log2.
+  // Computes scores = cap * tanh(scores / cap); both are in units of log2.
   template <bool kEdge>
   __device__ __forceinline__ static void cap_scores(Scores& score, float cap, int keys) {
     const float exponent = 2.0f * kLog2E / cap;  // tanh y = 1 - 2 / (e^2y + 1)
@@ -110,8 +111,9 @@ struct FlashSteps {
     });
   }
 
-  // Adds the bias and hides keys beyond the sequence or the mask; `bias` belongs to the lane's
-  // first score, which is `distance` keys after its query.
+  // Applies the scale (where soften() does not), the cap, the bias and the mask, and hides keys
+  // beyond the sequence. `bias` points to the bias of the lane's first score, `distance` is key -
+  // query of that score.
   template <bool kEdge>
   __device__ __forceinline__ static void adjust(Scores& score, const Work& work, const float* bias,
                                                 int distance, int keys) {
@@ -138,9 +140,9 @@ struct FlashSteps {
     }
   }
 
-  // Drops weights, which the sums have counted; the lane's first is of row `row` of the mask
-  // (core/dropout.h), and the tile's first key, `first`, begins a group of columns. A lane draws
-  // for another group than the others of its quad, and the four share the words out.
+  // Drops weights, after the sums have counted them. The lane's first weight is in row `row` of the
+  // dropout mask (core/dropout.h), and `first`, the tile's first key, begins a group of columns.
+  // Each lane of a quad draws the random words of another group, and the four lanes exchange them.
   template <bool kEdge>
   __device__ __forceinline__ static void drop(Scores& weight, const WeightDropout& dropout,
                                               uint32_t row, int heads, int first, int keys) {
@@ -165,7 +167,8 @@ struct FlashSteps {
     }
   }
 
-  // Scores become 2^(score - top); what was summed so far is rescaled to the new maximum.
+  // Replaces scores by weights 2^((score - top) * factor), and rescales the previous sums and
+  // outputs to the new maximum.
   template <bool kEdge>
   __device__ __forceinline__ static void soften(State& s, Scores& score, float factor, int keys) {
     float base[kRowTiles][2], sum[kRowTiles][2];
@@ -190,7 +193,7 @@ struct FlashSteps {
         float top = base[r][half];
         top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, 1));
         top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, 2));
-        // With a window a row may see no key of this tile: 0 then stands for the maximum.
+        // With a window, a row may see no key of this tile; 0 then replaces the maximum.
         base[r][half] = (!Tile::kPlain && top == -INFINITY ? 0.0f : top) * factor;
         sum[r][half] = 0.0f;
         if constexpr (!Tile::kOnce) {

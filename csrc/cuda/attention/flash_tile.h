@@ -1,5 +1,5 @@
-// One shape of the attention kernel of flash_kernel.h: sizes of its tiles, and how they lie in
-// shared memory and registers.
+// One configuration of the attention kernel of flash_kernel.h: the sizes of its tiles and their
+// layout in shared memory and registers.
 #pragma once
 
 #include "cuda/attention/attention.h"
@@ -8,15 +8,18 @@
 
 namespace fusewire::cuda {
 
-// What a kernel is compiled for: everything (any alignment, mask, bias, cap, keys of their own,
-// width up to kDim); that with dropout of weights; only aligned rows of exactly kDim that are plain
-// (attention.h); these with log_sum_exp; and these with no sequence longer than kKeys, when one
-// pass does and the softmax needs no running sums.
+// What a kernel is compiled for.
+//   kGeneral: any alignment, mask, bias, cap and key sequences, head_dim <= kDim, no dropout.
+//   kDropping: as kGeneral, with dropout of the weights.
+//   kPlain: only plain attention (attention.h), with aligned rows and head_dim = kDim.
+//   kSaving: as kPlain, with log_sum_exp.
+//   kOnce: as kPlain, where no sequence is longer than kKeys: a single tile of keys is all, and the
+//          softmax needs no running sums.
 enum class FlashMode { kGeneral, kDropping, kPlain, kSaving, kOnce };
 
-// kWarps warps own 16 * kRowTiles queries each; keys and values pass by kKeys at a time, up to
-// kStages tiles in flight. kDim is the width of a head. A multiprocessor should hold kBlocks
-// blocks.
+// Each of kWarps warps owns 16 * kRowTiles queries. The block loops over tiles of kKeys keys and
+// values, with up to kStages tiles in flight. kDim is the padded head_dim. kBlocks blocks should
+// fit on a multiprocessor.
 template <class Element, int dim, int warps, int row_tiles, int keys, int blocks, FlashMode mode>
 struct FlashTile {
   static_assert(dim % 16 == 0 && keys % 32 == 0);
@@ -31,17 +34,18 @@ struct FlashTile {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kRows = kWarps * kWarpRows;
-  static constexpr int kChunks = kDim / 8;          // of 16 bytes in a row
-  static constexpr int kPairs = kDim / 32;          // of 16 columns, read 16 bytes a thread
-  static constexpr bool kOdd = kDim % 32 != 0;      // 16 more columns, read 8 bytes a thread
+  static constexpr int kChunks = kDim / 8;          // chunks of 16 bytes per row
+  static constexpr int kPairs = kDim / 32;          // of 16 columns each, 16 bytes per thread
+  static constexpr bool kOdd = kDim % 32 != 0;      // 16 more columns, 8 bytes per thread
   static constexpr bool kWhole = kChunks % 8 == 0;  // rows are whole 128-byte lines
 
-  // A quarter of a warp reads keys as two rows of 64 bytes and values as eight rows of 16 bytes
-  // (ldmatrix): they must not meet in a bank. Whole lines are swizzled for that, others padded.
+  // A quarter of a warp reads 64 bytes of each of two rows of keys, or (ldmatrix) 16 bytes of each
+  // of eight rows of values, which must be in different banks. Rows that are whole 128-byte lines
+  // are swizzled, others are padded.
   static constexpr int kKeyStride = kWhole ? kDim * 2 : (kChunks + 3) / 8 * 128 + 64;
   static constexpr int kValueStride = kWhole ? kDim * 2 : (kChunks | 1) * 16;
   static constexpr int kKeyBytes = kKeys * kKeyStride;
-  // A tile can need kRows + kKeys - 1 floats of the bias.
+  // A tile needs up to kRows + kKeys - 1 floats of the bias.
   static constexpr int kBias = kPlain ? 0 : kRows + kKeys;
   static constexpr int kBiasAt = kKeyBytes + kKeys * kValueStride;
   static constexpr int kStageBytes = kBiasAt + kBias * 4;
@@ -52,15 +56,17 @@ struct FlashTile {
   __device__ __forceinline__ static int value_offset(int row, int chunk) {
     return row * kValueStride + (kWhole ? chunk ^ (row & 7) : chunk) * 16;
   }
-  // The same for the row and first chunk of a lane, then a row and chunk further on: `rows` is a
-  // multiple of 8, `chunks` of 4 for keys and 2 for values, so the swizzle stays a constant.
+  // Return the shared-memory address that is `rows` rows and `chunks` chunks beyond `lane`, the
+  // address of the lane's own row and first chunk. `rows` is a multiple of 8, `chunks` of 4 for
+  // keys and of 2 for values, so the swizzle stays constant.
   __device__ __forceinline__ static uint32_t key_at(uint32_t lane, int rows, int chunks) {
     return swizzled(lane, chunks) + rows * kKeyStride;
   }
   __device__ __forceinline__ static uint32_t value_at(uint32_t lane, int rows, int chunks) {
     return swizzled(lane, chunks) + rows * kValueStride;
   }
-  // Operands of the products from there: of 8 keys and 32 columns, of 16 values and 16 columns.
+  // Load operands of the products from such an address: 8 keys by 32 columns, or 16 values by 16
+  // columns.
   __device__ __forceinline__ static uint4 load_keys(uint32_t address) {
     return load_shared_16(address);
   }
@@ -74,7 +80,8 @@ struct FlashTile {
   }
 };
 
-// 8 values of a row from column `column` on, zeros beyond `width`; one load if `vectors`.
+// Loads 8 elements of a row from column `column` on, zeros from column `width` on; by one load if
+// `vectors`.
 template <class T>
 __device__ __forceinline__ uint4 load_chunk(const T* row, int column, int width, bool vectors) {
   if (vectors) {
@@ -102,7 +109,7 @@ __device__ __forceinline__ void store_chunk(T* row, int column, int width, bool 
   }
 }
 
-// Register i of lane t of each quad becomes register t of lane i.
+// Transposes registers within each quad: register i of lane t becomes register t of lane i.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
 #pragma unroll
   for (int bit = 2; bit >= 1; bit /= 2) {

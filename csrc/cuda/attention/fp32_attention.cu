@@ -1,9 +1,9 @@
-// Packed attention in fp32 on CUDA cores: 64 queries of one head a block, keys and values tile by
-// tile through shared memory, online softmax as in flash_kernel.h.
+// Packed attention in fp32 on CUDA cores. A block computes 64 queries of one head, with tiles of
+// keys and values in shared memory and the online softmax of flash_kernel.h.
 //
-// Thread (x, y) of 16 x 8 has 8 rows: of the scores every 16th column, of the output kDim / 16
-// columns. A row's 16 lanes are half a warp, so probabilities pass from the softmax to the product
-// with the values within the warp that made them.
+// Thread (x, y) of 16 x 8 owns 8 rows: every 16th column of their scores and kDim / 16 columns of
+// their output. The 16 threads of a row are half a warp, so weights pass from the softmax to the
+// product with the values within the warp that computed them.
 #include <cmath>
 
 #include "cuda/attention/attention.h"
@@ -23,15 +23,16 @@ struct Layout {
   static constexpr int kKeys = kDim <= 64 ? 64 : 32;
   static constexpr int kThreadKeys = kKeys / 16, kThreadColumns = kDim / 16;
   static constexpr int kVector = kThreadColumns < 4 ? kThreadColumns : 4;
-  static constexpr int kStride = kDim + 4;     // rows of queries and keys: no two in the same banks
-  static constexpr int kWeights = kKeys + 16;  // likewise
+  static constexpr int kStride = kDim + 4;     // of queries and keys: rows start in other banks
+  static constexpr int kWeights = kKeys + 16;  // of weights, likewise
   static constexpr int kKey = kRows * kStride, kValue = kKey + kKeys * kStride;
   static constexpr int kWeight = kValue + kKeys * kDim;
   static constexpr size_t kBytes = (kWeight + kRows * kWeights) * sizeof(float);
   static constexpr int kBlocks = kBytes * 3 < 220 * 1024 ? 3 : kBytes * 2 < 220 * 1024 ? 2 : 1;
 };
 
-// `rows` rows of `width` floats to shared memory in the background, zeros up to kRowsWanted x kDim.
+// Starts asynchronous copies of `rows` rows of `width` floats to shared memory, padded with zeros
+// to kRowsWanted x kDim.
 template <int kDim, int kRowsWanted>
 __device__ __forceinline__ void copy_rows(float* to, int to_stride, const float* from,
                                           int64_t stride, int rows, int width, bool vectors) {
@@ -57,7 +58,8 @@ __device__ __forceinline__ float4 at(const float* p) {
   return *reinterpret_cast<const float4*>(p);
 }
 
-// sum[i][j] += query row i . key row j for columns [begin, end), rows 2 and 16 apart.
+// Computes sum[i][j] += query row 2 i . key row 16 j over columns [begin, end); rows are counted
+// from `query` and `key`.
 template <int kDim>
 __device__ __forceinline__ void multiply_columns(
     float (&sum)[kThreadRows][Layout<kDim>::kThreadKeys], const float* query, const float* key,
@@ -81,7 +83,8 @@ __device__ __forceinline__ void multiply_columns(
   }
 }
 
-// Wide heads are summed in parts of 32 columns: one long chain would cost precision.
+// Computes the scores. Wide heads are summed in parts of 32 columns, because one long chain of
+// additions would lose precision.
 template <int kDim>
 __device__ __forceinline__ void multiply_keys(
     float (&score)[kThreadRows][Layout<kDim>::kThreadKeys], const float* query, const float* key,
@@ -101,7 +104,7 @@ __device__ __forceinline__ void multiply_keys(
   }
 }
 
-// out += weights . values, four keys a step.
+// Computes out += weights . values, four keys per step.
 template <int kDim>
 __device__ __forceinline__ void multiply_values(
     float (&out)[kThreadRows][Layout<kDim>::kThreadColumns], const float* weight,
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kDim>::kBlocks)
   if (tile.first_query >= tile.length) return;
 
   const KeyRows there = keys_of(tile, shape.offsets, shape.key_offsets, shape.sequences);
-  // Where the tile's first query stands among the keys.
+  // The position of the tile's first query among the keys.
   const int position = tile.first_query + there.length - tile.length;
   const int64_t k_stride = shape.k_stride, v_stride = shape.v_stride;
   const int dim = shape.head_dim, kv_column = head / shape.group * dim;
@@ -161,7 +164,8 @@ __global__ void __launch_bounds__(kThreads, Layout<kDim>::kBlocks)
   end_copies();
 
   const int x = threadIdx.x % 16;
-  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 16;  // of the tile, then every other
+  // The thread's first row of the tile; the others are every second row after it.
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 16;
   const bool active = tile.first_query + threadIdx.x / 32 * 16 < tile.length;
   float* const weight = shared + L::kWeight + row * L::kWeights;
   float sums[kThreadRows] = {}, tops[kThreadRows], result[kThreadRows][L::kThreadColumns] = {};
@@ -207,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kDim>::kBlocks)
         for (int lane = 1; lane < 16; lane *= 2) {
           top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, lane));
         }
-        const float base = top == -INFINITY ? 0.0f : top;  // of a row that sees no key here
+        const float base = top == -INFINITY ? 0.0f : top;  // a row may see no key so far
         const float correction = exp2f(tops[i] - base);
         tops[i] = top;
         sums[i] *= correction;

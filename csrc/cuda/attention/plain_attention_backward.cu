@@ -1,5 +1,5 @@
-// The backward pass of packed attention by multiply-adds in fp32. 256 threads work on 32 queries
-// and 32 keys at a time, all of whose rows are in shared memory as floats.
+// The backward pass of packed attention, accumulated in fp32 on CUDA cores. A block of 256 threads
+// processes tiles of 32 queries and 32 keys, whose rows are in shared memory as floats.
 #include <cmath>
 
 #include "cuda/attention/attention_backward.h"
@@ -13,15 +13,15 @@ namespace fusewire::cuda {
 namespace {
 
 constexpr int kThreads = 256, kTile = 32;
-constexpr int kRowLanes = kThreads / kTile;          // that share a row of a result
-constexpr int kRowsEach = kTile * kTile / kThreads;  // queries of a thread's scores, of one key
-// Columns of a head that are one chain of multiply-adds: a score's error is a relative one of its
-// weight, and in the gradients weights are multiplied by numbers that cancel each other out.
+constexpr int kRowLanes = kThreads / kTile;          // threads that share a row of a result
+constexpr int kRowsEach = kTile * kTile / kThreads;  // scores of a thread: queries, of one key
+// Columns of a head that one chain of multiply-adds sums up. An error of a score is a relative
+// error of its weight, and the gradients multiply weights by values that cancel each other out.
 constexpr int kChain = 32;
 
 template <int kDim>
 struct Memory {
-  static constexpr int kStride = kDim + 4;  // 32 rows are read at a time: no two in the same banks
+  static constexpr int kStride = kDim + 4;  // 32 rows are read at a time, from different banks
   float q[kTile * kStride], dout[kTile * kStride], k[kTile * kStride], v[kTile * kStride];
   float weights[kTile][kTile + 1], dscores[kTile][kTile + 1];  // [query][key]
   float log_sum_exp[kTile], dots[kTile];
@@ -42,7 +42,7 @@ __device__ __forceinline__ float add_dot(float sum, const float4& a, const float
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// Rows to shared memory, zeros up to kTile x kDim.
+// Copies rows to shared memory as floats, padded with zeros to kTile x kDim.
 template <int kDim, class T>
 __device__ __forceinline__ void load_rows(float* to, const T* from, int64_t stride, int rows,
                                           int dim) {
@@ -53,7 +53,8 @@ __device__ __forceinline__ void load_rows(float* to, const T* from, int64_t stri
   }
 }
 
-// A tile of queries of a head, from query `first` on: q, dout, and what a row has one of.
+// Loads a tile of queries of a head, from query `first` on: q, dout and, for each row, log_sum_exp
+// and the sum of dout * out.
 template <int kDim, class T>
 __device__ void load_queries(Memory<kDim>& m, const AttentionBackwardShape<T>& g,
                              const AttendedSequence& of, int head, int first) {
@@ -74,7 +75,7 @@ __device__ void load_queries(Memory<kDim>& m, const AttentionBackwardShape<T>& g
   if (lane != 0) return;
   m.dots[row] = dot;
   m.log_sum_exp[row] = row < rows ? shape.log_sum_exp[head * shape.log_sum_exp_stride + token + row]
-                                  : INFINITY;  // weights of no query are 0
+                                  : INFINITY;  // makes weights of rows beyond the sequence 0
 }
 
 template <int kDim, class T>
@@ -87,8 +88,8 @@ __device__ void load_keys(Memory<kDim>& m, const AttentionBackwardShape<T>& g,
   load_rows<kDim>(m.v, g.v + key * shape.v_stride + column, shape.v_stride, rows, dim);
 }
 
-// The weights of a tile of queries and a tile of keys, and the gradients of their scores; in
-// `bias`, unless it is null, those of their biases.
+// Computes the weights of a tile of queries and a tile of keys and the gradients of their scores;
+// also those with respect to the biases, in `bias`, unless it is null.
 template <int kDim, class T>
 __device__ __forceinline__ void differentiate_tile(Memory<kDim>& m,
                                                    const AttentionBackwardShape<T>& g,
@@ -133,7 +134,7 @@ __device__ __forceinline__ void differentiate_tile(Memory<kDim>& m,
   }
 }
 
-// A thread's part of a row of a result: columns 4 * lane + 32 * c.
+// A thread's part of a row of a result: columns 4 * lane + 32 * c and the three after each.
 template <int kDim>
 using RowPart = float4[kDim / 32];
 
@@ -151,7 +152,7 @@ __device__ __forceinline__ void store_part(const RowPart<kDim>& part, T* row, in
   }
 }
 
-// Block number: tile * heads + head. With kBias a block has its own row of bias_sums[blocks,
+// blockIdx.x is tile * heads + head. With kBias, each block has its own row of bias_sums[blocks,
 // width].
 template <class T, int kDim, bool kBias>
 __global__ void __launch_bounds__(kThreads)
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
                    shape.head_dim, shape.scale);
 }
 
-// Block number: tile * kv_heads + kv_head.
+// blockIdx.x is tile * kv_heads + kv_head.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) keys_kernel(AttentionBackwardShape<T> g) {
   extern __shared__ __align__(16) char shared[];

@@ -1,8 +1,8 @@
-// Which sequence, and which of its queries, a block of a packed attention works on.
+// The tile of queries that a block of packed attention works on.
 //
-// The grid has query_tiles(rows) of a batch: tiles of one sequence are neighbours, none crosses two
-// sequences. Lengths are known on the device alone (a CUDA graph is replayed for many batches), so
-// each block counts tiles until it reaches its own.
+// The grid has query_tiles(rows) tiles of a batch. Tiles of one sequence are adjacent, and no tile
+// spans two sequences. Only the device knows the lengths (a CUDA graph is replayed for many
+// batches), so each block counts tiles until it reaches its own.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 namespace fusewire::cuda {
 
 struct QueryTile {
-  int token;        // row of the sequence's first token in the packed matrix
-  int length;       // of the sequence
+  int token;        // the row of the sequence's first token in the packed matrix
+  int length;       // tokens of the sequence
   int first_query;  // counted from the sequence's first token; >= length: nothing to do
 };
 
-// Tile number `tile` of the batch, `kRows` queries each. All 32 lanes of a warp call it and get the
-// same answer, which is empty (length 0) for a number beyond the last tile. Every warp of a block
-// may ask on its own: that costs less than a barrier.
+// Returns tile number `tile` of the batch, in tiles of `kRows` queries. All 32 lanes of a warp call
+// it and receive the same result, which is empty (length 0) for a number beyond the last tile. Each
+// warp of a block may call it on its own, which costs less than a barrier.
 //
-// A lane counts the tiles of kEach neighbouring sequences and a scan by shuffles adds the lanes up,
-// so a round of loads covers 256 sequences. Offsets are uploaded before the first kernel of a
-// chain: this may come before wait_for_inputs().
+// Each lane counts the tiles of kEach consecutive sequences, and a scan by shuffles adds up the
+// lanes, so one round of loads covers 256 sequences. Offsets are uploaded before the first kernel
+// of a chain, so this may be called before wait_for_inputs().
 template <int kRows>
 __device__ __forceinline__ QueryTile find_query_tile(const int32_t* offsets, int sequences,
                                                      int tile) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ QueryTile find_query_tile(const int32_t* offsets, int
     int mine = 0;  // tiles of this lane's sequences
 #pragma unroll
     for (int i = 0; i < kEach; ++i) mine += (offset[i + 1] - offset[i] + kRows - 1) / kRows;
-    int through = mine;  // of all lanes up to this one
+    int through = mine;  // tiles of all lanes up to and including this one
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int other = __shfl_up_sync(kWarp, through, distance);
@@ -50,7 +50,7 @@ __device__ __forceinline__ QueryTile find_query_tile(const int32_t* offsets, int
       continue;
     }
     QueryTile found = {0, 0, 0};
-    int rest = tile - (through - mine);  // negative: an earlier lane's; >= mine: a later one's
+    int rest = tile - (through - mine);  // negative: in an earlier lane; >= mine: in a later one
     const bool here = rest >= 0 && rest < mine;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -68,14 +68,15 @@ __device__ __forceinline__ QueryTile find_query_tile(const int32_t* offsets, int
   return {0, 0, 0};
 }
 
-// The same where no sequence is longer than one tile and tile numbers are sequence numbers.
+// Returns the same where no sequence is longer than one tile, so that tile numbers are sequence
+// numbers.
 __device__ __forceinline__ QueryTile whole_sequence(const int32_t* offsets, int sequence) {
   const int token = offsets[sequence];
   return {token, offsets[sequence + 1] - token, 0};
 }
 
-// The sequence of a packed row: the last one that begins at or before it. Where several do, the
-// earlier ones are idle.
+// Returns the sequence of a packed row: the last one that begins at or before it. Where several
+// begin at the same row, all but the last of them are empty.
 __device__ __forceinline__ int sequence_of(const int32_t* offsets, int sequences, int row) {
   int low = 0, high = sequences - 1;
 #pragma unroll 1
@@ -90,7 +91,7 @@ __device__ __forceinline__ int sequence_of(const int32_t* offsets, int sequences
   return low;
 }
 
-// The keys of a tile's sequence: those of the queries themselves where there are no key_offsets.
+// The keys of the sequence of a tile; without key_offsets they are the rows of its queries.
 struct KeyRows {
   int token, length;
 };

@@ -1,4 +1,5 @@
-// Rotary position embedding (RoFormer, Su et al. 2021), in place on the q and k of packed rows.
+// Rotary position embedding (RoPE; RoFormer, Su et al. 2021), in place on the q and k of packed
+// rows.
 #include <type_traits>
 
 #include "cuda/attention/rotate.h"
@@ -10,9 +11,10 @@
 namespace fusewire::cuda {
 namespace {
 
-// An access is kWidth columns of the first half of what is rotated in a head, 2 * half columns,
-// and those of the second half that they are rotated with; a row of qkv has heads * half / kWidth
-// of them, those of q and then those of k.
+// Rotates the first 2 * half columns of each head. A thread processes one access: kWidth columns of
+// the first half of the rotated columns and the columns of the second half that they are rotated
+// with. A row of qkv has heads * half / kWidth accesses, those of q followed by those of k. A
+// position beyond the tables gives NaN.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(256)
     rotate(T* qkv, int64_t stride, const int32_t* positions, int64_t angles, const float* cos,

@@ -1,4 +1,5 @@
-// The rotation of two numbers by an angle, rounded alike wherever it is done.
+// Rotates a pair of elements by an angle. All kernels that apply RoPE use it, so that they round in
+// the same way.
 #pragma once
 
 #include "cuda/element.h"

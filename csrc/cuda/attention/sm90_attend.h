@@ -1,6 +1,7 @@
-// A warpgroup of Hopper's attention: scores, softmax and values of 64 queries, item after item. Its
-// softmax runs under its own products of the tiles before and after, and under those of the other
-// warpgroups of the team, which take turns. Weights stay in registers.
+// A warpgroup of attention on Hopper. It computes scores, softmax and the product with the values
+// for 64 queries, item after item. Its softmax overlaps with its own products of the previous and
+// next tiles, and with those of the other warpgroups of the team, which issue products in turns.
+// Weights stay in registers.
 #pragma once
 
 #include "cuda/attention/sm90_attention_feed.h"
@@ -10,8 +11,8 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Ties registers to this point of the program: what wgmma works on in the background must not be
-// moved or reused across its wait.
+// Pins registers at this point of the program: the compiler must not move or reuse registers that
+// an asynchronous wgmma accesses across the wait for it.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&d)[kCount]) {
 #pragma unroll
@@ -23,15 +24,17 @@ __device__ __forceinline__ void pin(uint32_t (&a)[kSize][4]) {
   for (int i = 0; i < 4 * kCount; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
-// Four 8 x 8 matrices of 16-bit values: lane 8 m + r gives the address of row r of matrix m.
+// Stores four 8 x 8 matrices of 16-bit elements to shared memory; lane 8 m + r passes the address
+// of row r of matrix m.
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&a)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
                : "memory");
 }
 
-// The warp's 16 rows to memory, of which `rows` are there, times `scale`, that of a lane's two
-// rows: whole lines, by way of `lines` of shared memory, where its own ones lay.
+// Stores the warp's 16 rows times `scale` (that of each of the lane's two rows) to device memory,
+// as whole lines, by way of the shared memory at `lines`, where the warp's own rows were. Only the
+// first `rows` rows exist.
 template <int kDim, class T>
 __device__ __forceinline__ void write_rows(const float (&sum)[kDim / 2], const float (&scale)[2],
                                            uint32_t lines, T* to, int64_t stride, int rows) {
@@ -60,14 +63,14 @@ __device__ __forceinline__ void write_rows(const float (&sum)[kDim / 2], const f
   }
 }
 
-// A warpgroup of 64 queries: weights p of the tile before, output o.
+// The state of a warpgroup of 64 queries: p are the weights of the previous tile, o is the output.
 template <class T, class Tile>
 struct Attend {
   static constexpr int kHeadDim = Tile::kHeadDim, kKeys = Tile::kKeys, kFewKeys = Tile::kFewKeys;
 
   AttentionMemory<T, Tile>& memory;
   const float scale;
-  const int team, group;  // of the block, of the team
+  const int team, group;  // the team in the block, the warpgroup in the team
   T* const out;
   const int64_t out_stride;
   Ring<Tile::kQueryStages> query = {};
@@ -80,7 +83,7 @@ struct Attend {
     return memory.query[query.stage] + group * 64 * kHeadDim;
   }
 
-  // s = q . k^T of 2 * kSize keys, left in flight.
+  // Issues s = q . k^T for 2 * kSize keys, without waiting for it.
   template <int kSize>
   __device__ __forceinline__ void issue_scores(float (&s)[kSize]) {
     barrier_wait(&memory.key_full[key.stage], key.parity);
@@ -101,7 +104,7 @@ struct Attend {
     key.advance();
   }
 
-  // o += p . v, left in flight. Only `count` of the keys are of the sequence.
+  // Issues o += p . v, without waiting for it. Only the first `count` keys belong to the sequence.
   template <int kCount>
   __device__ __forceinline__ void issue_values(int count) {
     barrier_wait(&memory.value_full[value.stage], value.parity);
@@ -125,7 +128,8 @@ struct Attend {
     value.advance();
   }
 
-  // Every warpgroup does it for itself, before it reads them.
+  // Sets rows [begin, end) of the values to zero. Every warpgroup does this itself before it reads
+  // them.
   __device__ __forceinline__ void clear_values(int begin, int end) {
 #pragma unroll
     for (int half = 0; half < kHeadDim / 64; ++half) {
@@ -136,7 +140,7 @@ struct Attend {
     named_barrier_sync(8 + team * Tile::kWarpgroups + group, 128);
   }
 
-  // Warpgroups issue their products one after another: a turn ends when the scores are done.
+  // Warpgroups take turns to issue their products. A turn ends when the scores are complete.
   __device__ __forceinline__ int turn(int of) const { return 1 + team * Tile::kWarpgroups + of; }
   __device__ __forceinline__ void take_turn() {
     if constexpr (Tile::kWarpgroups > 1) named_barrier_sync(turn(group), 256);
@@ -149,8 +153,8 @@ struct Attend {
 
   template <int kSize>
   __device__ __forceinline__ bool weigh(float (&s)[kSize], int keys, float (&correction)[2]) {
-    // This branch also keeps the assembler from moving what is above, the next one's turn, below
-    // the softmax.
+    // This branch also keeps the assembler from moving the code above it, which passes the turn on,
+    // below the softmax.
     if (keys < 2 * kSize) mask_keys(s, keys);
     return softmax(s, scale, rows, correction);
   }
@@ -160,7 +164,7 @@ struct Attend {
     for (int i = 0; i < kSize / 2; ++i) p[i / 4][i % 4] = pack<T>(s[2 * i], s[2 * i + 1]);
   }
 
-  // Scores of a tile of kCount keys; `keys` are left of the sequence.
+  // Computes the weights of the first tile, of kCount keys; `keys` keys of the sequence are left.
   template <int kCount>
   __device__ __forceinline__ void first_tile(int keys) {
     float s[kCount / 2], correction[2];
@@ -173,7 +177,8 @@ struct Attend {
     pack_weights(s);
   }
 
-  // The same, and the values of the tile before.
+  // Computes the weights of the next tile and, meanwhile, the product of the previous weights and
+  // values.
   template <int kCount>
   __device__ __forceinline__ void next_tile(int keys) {
     float s[kCount / 2], correction[2];
@@ -183,7 +188,7 @@ struct Attend {
     wgmma_wait<1>();
     pass_turn();
     end_scores(s);
-    // A wait in each branch: a single one the assembler moves up, ahead of the softmax.
+    // Each branch has its own wait: the assembler would move a common one up, before the softmax.
     if (weigh(s, keys, correction)) {
       end_values<kKeys>();
 #pragma unroll
@@ -195,7 +200,7 @@ struct Attend {
     pack_weights(s);
   }
 
-  // Values of the last tile.
+  // Adds the product of the weights and values of the last tile.
   template <int kCount>
   __device__ __forceinline__ void finish(int keys) {
     issue_values<kCount>(keys);
@@ -207,7 +212,7 @@ struct Attend {
     rows = {};
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
-    // A last tile of few keys has code of its own.
+    // The last tile has separate code if it has few keys.
     const bool single = length <= kFewKeys;
     int keys = length;
     if (!single) {
@@ -222,7 +227,7 @@ struct Attend {
     }
   }
 
-  // Keeps step with the others where this warpgroup has no queries.
+  // Takes part in the turns and barriers of an item in which this warpgroup has no queries.
   __device__ __forceinline__ void idle(int length) {
     for (int first = 0; first < length; first += kKeys) {
       take_turn();
@@ -235,8 +240,9 @@ struct Attend {
     }
   }
 
-  // Rows of o by their totals, as far as there are queries: whole lines, by way of where the
-  // queries lay. A warp has its own rows there.
+  // Divides the rows of o by the totals of their weights and stores those that are queries of the
+  // sequence: as whole lines, by way of the shared memory that held the queries, where each warp
+  // has its own rows.
   __device__ __forceinline__ void write(const AttentionItem& item) {
     const int warp_row = threadIdx.x % 128 / 32 * 16;
     const int first = item.tile.first_query + group * 64 + warp_row;
@@ -251,7 +257,7 @@ struct Attend {
     fence_async_shared();
   }
 
-  // All items of the team.
+  // Processes all items of the team.
   __device__ __forceinline__ void run() {
     if (group == Tile::kWarpgroups - 1) pass_turn();
     for (;; query.advance()) {

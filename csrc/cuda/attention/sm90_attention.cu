@@ -1,10 +1,12 @@
-// Hopper's attention: which shapes it takes, and how its kernel is cut for them.
+// Launches attention on Hopper: the shapes that it supports and the configuration of its kernel for
+// each.
 //
-// A head size has one tile of keys whatever the batch, so this kernel's answer for a sequence does
-// not depend on what it was batched with. More warpgroups of a team read keys and values less often
-// and hide one another's softmax better; fewer waste less on short sequences and spread a small
-// batch over more of the device. At head_dim 64 four share a multiprocessor, in one team or two; at
-// head_dim 128 there are registers for three at most.
+// The size of the tiles of keys depends on head_dim only and not on the batch, so the result of
+// this kernel for a sequence does not depend on what it was batched with. With more warpgroups per
+// team, keys and values are read less often, and the warpgroups hide one another's softmax better.
+// With fewer, less is wasted on short sequences, and a small batch spreads over more of the device.
+// At head_dim 64 four warpgroups share a multiprocessor, in one team or two; at head_dim 128 the
+// registers suffice for three at most.
 #include "cuda/attention/attention.h"
 #include "cuda/attention/sm90_attention.h"
 
@@ -13,8 +15,8 @@ namespace {
 
 constexpr int kKeys = 64;
 
-// Warpgroups of a team: as many, of 64 queries each, as sequences fill; fewer while all items still
-// run at once.
+// Returns the number of warpgroups of a team, 64 queries each: as many as the sequences fill, or
+// fewer where all items still run at once.
 int warpgroups(const AttentionArguments& a) {
   const SequenceBatch& batch = *a.queries;
   const bool small = a.head_dim == 64;

@@ -1,11 +1,12 @@
-// Packed attention on Hopper, after FlashAttention-3 (Shah et al. 2024): a warp for each team feeds
-// queries, keys and values by TMA through rings of shared memory (sm90_attention_feed.h) to
-// warpgroups of 64 queries each, whose products are wgmma (sm90_attend.h).
+// Packed attention on Hopper, after FlashAttention-3 (Shah et al. 2024). For each team of a block,
+// a producer warp loads queries, keys and values by TMA into pipelines in shared memory
+// (sm90_attention_feed.h). The consumers are warpgroups of 64 queries each, which multiply by wgmma
+// (sm90_attend.h).
 //
-// The feeding warp runs ahead of the others into the team's next item. Rows of a tile beyond the
-// sequence's end belong to the next sequence or are padding that may hold anything, NaN too: such
-// keys get the weight 0, the same rows of the values are zeroed in shared memory (0 * NaN is NaN),
-// and such queries are not written.
+// The producer runs ahead of the consumers, into the team's next item. Rows of a tile beyond the
+// end of the sequence belong to the next sequence, or are padding with arbitrary contents, NaN
+// included. Such keys get weight 0, the corresponding rows of the values are set to zero in shared
+// memory (0 * NaN is NaN), and such queries are not stored.
 #pragma once
 
 #include <algorithm>
@@ -32,12 +33,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     map_prefetch(&keys);
     for (int i = 0; i < Tile::kTeams; ++i) block.team[i].init();
   }
-  // As in query_tile.h before the wait.
+  // Offsets may be read before wait_for_inputs(), as in query_tile.h.
   if (sorted) block.order.template sort<Tile::kRows>(offsets, sequences);
   __syncthreads();
   wait_for_inputs();
 
-  // The same in a warp, which the compiler cannot know of threadIdx.
+  // The shuffle tells the compiler that the value is the same in all lanes of the warp.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp >= 4 * Tile::kAttending) {
     registers_shrink_to<Tile::kFeedRegisters>();
@@ -56,8 +57,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// Keys and values are fetched as one matrix: of v its column behind k in rows of 16-bit elements; 0
-// where v does not lie there.
+// Returns the column, in 16-bit elements, at which v begins in the rows of k, because one tensor
+// map serves both keys and values; 0 if v is not behind k in the same rows.
 inline int64_t value_column(const AttentionArguments& a) {
   const int64_t bytes = static_cast<const char*>(a.v.data) - static_cast<const char*>(a.k.data);
   const int64_t column = bytes / 2, width = a.kv_heads * a.head_dim;

@@ -1,4 +1,5 @@
-// Hopper's backward pass of attention: which shapes it takes, and how its kernels are cut for them.
+// Launches the backward pass of attention on Hopper: the shapes that it supports and the
+// configuration of its kernels for each.
 #include "cuda/attention/attention_dots.h"
 #include "cuda/attention/sm90_backward.h"
 
@@ -43,8 +44,8 @@ bool sm90_attention_backward_fits(const AttentionBackwardArguments& g) {
 
 template <class T>
 void sm90_attention_backward(const AttentionBackwardArguments& g, const Stream& stream) {
-  // Measured on an H100: four blocks of queries, whose registers are fewer, hide more than stages
-  // do.
+  // Measured on an H100: the kernel of the queries needs fewer registers, and four blocks per
+  // multiprocessor hide more latency than more stages do.
   if (g.forward.head_dim == 64) {
     launch_both<RowsTile<T, 64, 2, 4>, RowsTile<T, 64, 3, 3>>(g, stream);
   } else {

@@ -1,6 +1,6 @@
-// How the blocks of Hopper's attention are cut, a team's shared memory, and the warp that fills it:
-// it feeds queries, keys and values by TMA to the warpgroups that attend, through rings of stages
-// (sm90_barrier.h), and runs ahead of them into the team's next item.
+// The configuration of attention on Hopper, the shared memory of a team, and the producer warp that
+// fills it: it loads queries, keys and values by TMA into pipelines of stages (sm90_barrier.h) for
+// the warpgroups that consume them, and runs ahead of these into the team's next item.
 #pragma once
 
 #include <cuda.h>
@@ -14,19 +14,19 @@
 
 namespace fusewire::cuda::sm90 {
 
-// How a kernel is cut: teams of warpgroups of 64 queries each, keys of a tile, stages of the rings.
-// Each team of a block works on items of its own.
+// The configuration of a kernel: teams of warpgroups with 64 queries each, keys per tile, and the
+// stages of the pipelines. Each team of a block works on items of its own.
 template <int head_dim, int warpgroups, int keys, int stages, int query_stages, int teams = 1>
 struct AttentionTile {
   static constexpr int kHeadDim = head_dim, kWarpgroups = warpgroups, kKeys = keys;
   static constexpr int kStages = stages, kQueryStages = query_stages, kTeams = teams;
   static constexpr int kRows = 64 * kWarpgroups;
-  static constexpr int kAttending = kTeams * kWarpgroups;  // warpgroups of the block
+  static constexpr int kAttending = kTeams * kWarpgroups;  // consumer warpgroups of the block
   static constexpr int kThreads = 128 * (kAttending + 1);
-  // Keys of the narrow kernel for a last tile that has no more.
+  // The size of a last tile with few keys, which has separate code.
   static constexpr int kFewKeys = (kKeys / 2 + 15) / 16 * 16;
-  // Registers of a thread. A multiprocessor's are shared out at launch, then moved from the
-  // feeding warpgroup to the others.
+  // Registers per thread. The registers of a multiprocessor are divided evenly at launch, then
+  // moved from the producer warpgroup to the consumers.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kRegisters =
       std::min(232, (kLaunchRegisters * (kAttending + 1) - 24) / kAttending / 8 * 8);
@@ -34,23 +34,23 @@ struct AttentionTile {
       std::min(232, kLaunchRegisters*(kAttending + 1) - kRegisters * kAttending);
 };
 
-// Everything of a team. Matrices are [head_dim / 64][rows][64] with TMA's swizzle; the queries
-// have such a one for each warpgroup.
+// The shared memory of a team. Matrices are [head_dim / 64][rows][64] with TMA's swizzle; the
+// queries have one such matrix per warpgroup.
 template <class T, class Tile>
 struct alignas(1024) AttentionMemory {
   T query[Tile::kQueryStages][Tile::kRows * Tile::kHeadDim];
   T key[Tile::kStages][Tile::kKeys * Tile::kHeadDim];
   T value[Tile::kStages][Tile::kKeys * Tile::kHeadDim];
-  // A warpgroup begins as soon as its own queries are there.
+  // Each warpgroup has a barrier, so that it starts as soon as its own queries are loaded.
   uint64_t query_full[Tile::kQueryStages][Tile::kWarpgroups], query_empty[Tile::kQueryStages];
   uint64_t key_full[Tile::kStages], key_empty[Tile::kStages];
   uint64_t value_full[Tile::kStages], value_empty[Tile::kStages];
-  AttentionItem item[Tile::kQueryStages];  // of the queries
+  AttentionItem item[Tile::kQueryStages];  // the item of each stage of queries
 
   __device__ __forceinline__ void init() {
     const auto ring = [](uint64_t* full, uint64_t* empty, int stages, int fulls) {
       for (int i = 0; i < stages * fulls; ++i) barrier_init(full + i, 1);
-      // One arrival for each reading warp.
+      // Each consumer warp arrives once.
       for (int i = 0; i < stages; ++i) barrier_init(empty + i, 4 * Tile::kWarpgroups);
     };
     ring(query_full[0], query_empty, Tile::kQueryStages, Tile::kWarpgroups);
@@ -78,14 +78,15 @@ struct Ring {
   }
 };
 
-// This warp has read what the barrier guards.
+// Tells the producer that this warp has read the stage that `empty` guards.
 __device__ __forceinline__ void release(uint64_t* empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
-// The feeding warp. All lanes find the items, one issues the copies. `group` heads of the queries
-// read one of the keys; values are in the matrix of the keys, from value_column on.
+// The producer warp. All lanes compute the items, one issues the copies. `group` heads of the
+// queries share a head of the keys. The values are in the same rows as the keys, from value_column
+// on.
 template <class T, class Tile>
 __device__ __forceinline__ void feed(AttentionMemory<T, Tile>& memory, const CUtensorMap* queries,
                                      const CUtensorMap* keys, AttentionItems<Tile::kRows> items,

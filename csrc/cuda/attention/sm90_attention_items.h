@@ -1,6 +1,6 @@
-// What the blocks of Hopper's attention work on: items, a tile of queries of one head each. The
-// grid is no larger than the device; each team of a block has a place and takes one item of every
-// round over all places.
+// The work items of attention on Hopper. An item is a tile of queries of one head. The grid is no
+// larger than the device; each team of a block is a place, and takes one item of each round over
+// all places.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct alignas(16) AttentionItem {
   int head;
 };
 
-// Out of shared memory, by the lane that also tells the feeding warp that it has been read: what
-// racecheck can follow.
+// Reads an item from shared memory and returns it to all lanes. Lane 0 reads it, because that lane
+// also tells the producer that it has been read, an order that racecheck can follow.
 __device__ __forceinline__ AttentionItem read_item(const AttentionItem& item) {
   int4 words = {};
   if (threadIdx.x % 32 == 0) words = *reinterpret_cast<const int4*>(&item);
@@ -23,27 +23,29 @@ __device__ __forceinline__ AttentionItem read_item(const AttentionItem& item) {
   return {{of_all(words.x), of_all(words.y), of_all(words.z)}, of_all(words.w)};
 }
 
-// Tiles of ragged sequences are dealt dearest first and back and forth, so that places end
-// together. In the block's shared memory, for up to kMost tiles; more are many items a place, whose
-// costs average out.
+// Orders the tiles of sequences of different lengths by cost, the most expensive first. Rounds over
+// the places alternate in direction, so that all places finish at about the same time. The order is
+// in the block's shared memory, for up to kMost tiles. With more tiles, each place has many items,
+// and their costs average out.
 struct TileOrder {
   static constexpr int kMost = 512;
   struct Costs {
     int length;
-    int full, full_key;  // how many tiles have all their rows, and what each costs
-    int rest_key;        // of the last tile, which has not; -1: there is none
+    int full, full_key;  // the number of tiles with all rows, and the sort key of each
+    int rest_key;        // the sort key of the partial last tile; -1: there is none
   };
-  Costs costs[kMost];  // of the sequences
+  Costs costs[kMost];  // of each sequence
   QueryTile tile[kMost];
   int tiles;
 
-  // All threads of the block; they meet before the order is read.
+  // Computes the order. All threads of the block call it and synchronise before they read the
+  // order.
   template <int kRows>
   __device__ __forceinline__ void sort(const int32_t* offsets, int sequences) {
     for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
       const int length = offsets[i + 1] - offsets[i], rest = length % kRows;
-      // A tile of keys costs each warpgroup about 2, and what they share 3. No two sequences
-      // have the same key.
+      // A tile of keys costs about 2 per warpgroup, plus 3 for what they share. The index in the
+      // lowest digits makes all keys different.
       const auto key = [&](int rows, int last) {
         return (length + 63) / 64 * (2 * ((rows + 63) / 64) + 3) * (2 * kMost) + 2 * i + last;
       };
@@ -70,11 +72,12 @@ struct TileOrder {
   }
 };
 
-// One warp walks over the items of its place.
+// Iterates over the items of a place. All lanes of one warp call next().
 template <int kRows>
 class AttentionItems {
  public:
-  // `order` has been sorted, or is null: then items are taken in the batch's order.
+  // `order` has been sorted, or is null: items are then taken in the order of the batch. `most` is
+  // the number of items.
   __device__ __forceinline__ AttentionItems(const int32_t* offsets, const TileOrder* order,
                                             int sequences, int heads, int most, int place,
                                             int places)

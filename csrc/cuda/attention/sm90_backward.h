@@ -1,5 +1,5 @@
 // The backward pass of packed attention on Hopper, after FlashAttention-2 (Dao 2023, algorithm 2):
-// the products and the order of flash_backward.cu, by wgmma (sm90_rows.h).
+// the products and their order are those of flash_backward.cu, computed by wgmma (sm90_rows.h).
 #pragma once
 
 #include "cuda/activation.h"
@@ -17,7 +17,7 @@ struct alignas(1024) BackwardMemory {
   T first[kOwn * Tile::kDim];   // q or k
   T second[kOwn * Tile::kDim];  // dout or v
   typename Tile::Stage stages[kStages];
-  // Those of the queries, which are the own rows or those of a stage.
+  // log_sum_exp and dots of the queries, which are either the block's own rows or those of a stage.
   float log_sum_exp[kOwn], dots[kOwn];
   float passing_log_sum_exp[kStages][kOther], passing_dots[kStages][kOther];
   alignas(8) uint8_t mask[kStages][Tile::kMaskBytes];
@@ -28,9 +28,10 @@ struct BackwardMaps {
   CUtensorMap q, k, v, dout;
 };
 
-// Block number: tile * heads + head, of those that it owns; where queries see no later keys, their
-// last tile is the dearest, the first of the keys is. dots [heads, dots_stride]: the kernel of the
-// queries writes them.
+// The block's number is tile * heads + head, in tiles and heads of what it owns. Blocks start with
+// the most expensive tiles under a causal mask: for queries a sequence's last tile, for keys its
+// first. dots [heads, dots_stride] holds the sums of dout * out, which the kernel of the queries
+// writes.
 template <class Tile, bool kOwnsKeys>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     backward_kernel(const __grid_constant__ BackwardMaps maps,
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   const WeightDropout dropout = resolved(shape.dropout);
   Ring<kStages> from, to;
-  Passing passing = work.first_passing(), coming = passing;  // coming: the next to be fetched
+  Passing passing = work.first_passing(), coming = passing;  // coming: the next tile to fetch
   const auto fetch = [&] {
     const int s = to.stage;
     if (threadIdx.x == 0) {
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       load_rows<kDim>(stage.second, kOwnsKeys ? &maps.dout : &maps.v, row, column, &m.full[s]);
     }
     if constexpr (kOwnsKeys) {
-      // Zeros beyond the sequence do: there q and dout are zeros.
+      // Rows beyond the sequence can take zeros, because q and dout are zero there.
       const float* sums = shape.log_sum_exp + coming.head * shape.log_sum_exp_stride + of.token;
       const float* products = dots + coming.head * dots_stride + of.token;
       const int rows = of.queries - coming.first;
@@ -110,11 +111,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
   const int warp_row = threadIdx.x / 32 * 16;
   const float scale = shape.scale * kLog2E;
-  float sum_of[2], dot_of[2];  // of the lane's rows, where they are queries
+  float sum_of[2], dot_of[2];  // of the lane's rows, if they are queries
   if constexpr (!kOwnsKeys) {
     sum_dots<Tile>(m.log_sum_exp, m.dots, g, of.token + work.own, work.own_rows, work.own_head,
                    dots + work.own_head * dots_stride, true);
-    __syncwarp();  // a warp has its own rows
+    __syncwarp();  // suffices, because each warp has its own rows
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum_of[h] = -kLog2E * m.log_sum_exp[warp_row + group + 8 * h];
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     typename Tile::Stage& stage = m.stages[s];
     wait_copies<kStages - 2>();
     barrier_wait(&m.full[s], from.parity);
-    __syncthreads();  // and all have left the stage that is fetched into next
+    __syncthreads();  // also: no thread still reads the stage that is fetched into next
     const int rows = (kOwnsKeys ? of.queries : of.keys) - passing.first;
     if (rows < kOther) clear_rows<Tile>(stage, rows);
 
@@ -147,8 +148,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
     const int first_query = kOwnsKeys ? passing.first : work.own;
     const int first_key = kOwnsKeys ? work.own : passing.first;
-    const int nearest = first_key - (of.position() + first_query);  // distance of the two first
-    const int keys = of.keys - first_key;  // keys of its own that are not there are not stored
+    // The distance of the first key to the first query.
+    const int nearest = first_key - (of.position() + first_query);
+    // Own keys beyond the sequence need no mask: their results are not stored.
+    const int keys = of.keys - first_key;
     const bool hides = (!kOwnsKeys && keys < kKeys) || nearest - (kQueries - 1) < -shape.left ||
                        nearest + kKeys - 1 > shape.right;
     const auto weigh = [&](auto hiding) {
@@ -176,15 +179,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     };
     const auto differentiate_scores = [&](auto drops) {
       constexpr bool kDrops = decltype(drops)::value;
-      uint2 kept[2];  // of the lane's rows, where they are queries
+      uint2 kept[2];  // the mask of the lane's rows, if they are queries
       if constexpr (kDrops && !kOwnsKeys) {
         for (int h = 0; h < 2; ++h) kept[h] = kept_keys(m.mask[s], warp_row + group + 8 * h);
       }
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         float2 products;
-        uint32_t
-            kept_pair[2];  // of the lane's rows, where they are keys, for a query each: bits 0, 8
+        // The mask of the lane's rows, if they are keys, for two queries: bits 0 and 8 of each.
+        uint32_t kept_pair[2];
         if constexpr (kOwnsKeys) {
           products = *reinterpret_cast<const float2*>(&m.passing_dots[s][n * 8 + pair]);
           if constexpr (kDrops) {

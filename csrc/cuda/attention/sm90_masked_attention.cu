@@ -1,5 +1,5 @@
-// Hopper's attention with masks, dropout and log_sum_exp: which shapes it takes, and how its kernel
-// is cut for them.
+// Launches attention with masks, dropout and log_sum_exp on Hopper: the shapes that it supports and
+// the configuration of its kernel for each.
 #include "cuda/attention/flash_memory.h"
 #include "cuda/attention/sm90_masked_attention.h"
 

@@ -1,5 +1,6 @@
-// Packed attention on Hopper with masks, keys of their own, dropout and log_sum_exp, as training
-// wants it: a block owns queries, and tiles of keys and values pass (sm90_rows.h).
+// Packed attention on Hopper with masks, separate key sequences, dropout and log_sum_exp, as
+// training needs it. A block owns a tile of queries and loops over tiles of keys and values
+// (sm90_rows.h).
 #pragma once
 
 #include "cuda/activation.h"
@@ -21,8 +22,8 @@ struct MaskedMaps {
   CUtensorMap q, k, v;
 };
 
-// Block number: tile * heads + head, from the last one on: where queries see no later keys, a
-// sequence's last tile is the dearest.
+// The block's number, counted from the end of the grid, is tile * heads + head: under a causal mask
+// the last tile of a sequence is the most expensive.
 template <class Tile, bool kDrops>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     masked_attention_kernel(const __grid_constant__ MaskedMaps maps, AttentionShape shape,
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   const WeightDropout dropout = resolved(shape.dropout);
   Ring<kStages> from, to;
-  int first_key = work.begin, coming = first_key;  // of the tile that passes, of the next to fetch
+  int first_key = work.begin, coming = first_key;  // of the current tile, of the next to fetch
   const auto fetch = [&] {
     const int s = to.stage, first = coming;
     if (threadIdx.x == 0) {
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const int s = from.stage, keys = of.keys - first_key;
     typename Tile::Stage& stage = m.stages[s];
     barrier_wait(&m.full[s], from.parity);
-    __syncthreads();  // and all have left the stage that is fetched into next
+    __syncthreads();  // also: no thread still reads the stage that is fetched into next
     if (keys < kKeys) clear_rows<Tile>(stage, keys);
 
     float weight[kKeys / 2];
@@ -95,7 +96,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     wgmma_commit();
     if (i + kStages - 1 < work.count) fetch();
 
-    const int nearest = first_key - (of.position() + work.own);  // distance of the two first
+    // The distance of the first key to the first query.
+    const int nearest = first_key - (of.position() + work.own);
     const bool hides = keys < kKeys || nearest - (Tile::kOwn - 1) < -shape.left ||
                        nearest + kKeys - 1 > shape.right;
     float correction[2];
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {  // the factor comes last
+          for (int i = 0; i < 2; ++i) {  // the output is multiplied by the factor at the end
             if (!keeps(kept, n, i)) weight[4 * n + 2 * h + i] = 0.0f;
           }
         }

@@ -1,10 +1,12 @@
-// What Hopper's attentions of training share: a warpgroup, which is a block, owns 64 rows of a
-// head, and tiles of 64 others pass by TMA. Products are wgmma, and their factors leave the softmax
-// in registers. Several blocks of a multiprocessor hide one another's softmax.
+// What the attention kernels of training on Hopper share. A block is one warpgroup, owns 64 rows of
+// a head and loops over tiles of 64 rows of the other side, which TMA loads. Products are wgmma,
+// and the softmax leaves their factors in registers. Several blocks per multiprocessor hide one
+// another's softmax.
 //
-// Rows of a tile beyond the sequence's end belong to the next sequence or are padding that may hold
-// anything, NaN too. Where they pass they are zeroed in shared memory, before any product reads
-// them; own ones spoil nothing but themselves, and are not written.
+// Rows of a tile beyond the end of the sequence belong to the next sequence, or are padding with
+// arbitrary contents, NaN included. In tiles of the other side they are set to zero in shared
+// memory before any product reads them. Own rows of this kind affect only their own results, which
+// are not stored.
 #pragma once
 
 #include <cuda.h>
@@ -15,15 +17,16 @@
 
 namespace fusewire::cuda::sm90 {
 
-// A tile of heads of width kDim; kStages - 1 tiles are fetched ahead, and a multiprocessor should
-// hold kBlocks blocks. Matrices in shared memory are [kDim / 64][64][64] with TMA's swizzle.
+// The configuration for head_dim = kDim. kStages - 1 tiles are fetched ahead, and kBlocks blocks
+// should fit on a multiprocessor. Matrices in shared memory are [kDim / 64][64][64] with TMA's
+// swizzle.
 template <class Element, int dim, int depth, int blocks>
 struct RowsTile {
   static_assert(dim % 64 == 0);
   using T = Element;
   static constexpr int kDim = dim, kStages = depth, kBlocks = blocks;
   static constexpr int kOwn = 64, kOther = 64, kThreads = 128;
-  static constexpr int kChunks = kDim / 8;  // of 16 bytes in a row
+  static constexpr int kChunks = kDim / 8;  // chunks of 16 bytes per row
   static constexpr int kMaskBytes = kOwn * kOther / kDropoutGroup;
 
   struct Stage {
@@ -32,7 +35,7 @@ struct RowsTile {
   };
 };
 
-// Whether these kernels can read rows, and compute a shape: no bias, no cap.
+// Return whether these kernels can read the rows, and support the shape: no bias and no cap.
 inline bool rows_fit(const HeadRows& rows) {
   return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0;
 }
@@ -41,13 +44,13 @@ inline bool shape_fits(const AttentionArguments& a) {
          rows_fit(a.q) && rows_fit(a.k) && rows_fit(a.v) && rows_fit(HeadRows{a.out, a.out_stride});
 }
 
-// A map of rows of heads, in boxes of 64 rows and 64 columns.
+// Returns the tensor map of rows of heads, in boxes of 64 rows and 64 columns.
 inline CUtensorMap rows_map(DType dtype, const HeadRows& rows, int64_t count, int64_t heads,
                             int64_t head_dim) {
   return matrix_map(dtype, rows.data, count, heads * head_dim, rows.stride, 64, 64);
 }
 
-// One thread: 64 rows of a head.
+// Starts loading 64 rows of a head. One thread calls it.
 template <int kDim, class T>
 __device__ __forceinline__ void load_rows(T* to, const CUtensorMap* map, int row, int column,
                                           uint64_t* full) {
@@ -57,7 +60,7 @@ __device__ __forceinline__ void load_rows(T* to, const CUtensorMap* map, int row
   }
 }
 
-// All threads: zeros to the rows of a stage from `rows` on.
+// Sets the rows of a stage from `rows` on to zero. All threads call it.
 template <class Tile>
 __device__ __forceinline__ void clear_rows(typename Tile::Stage& stage, int rows) {
 #pragma unroll
@@ -71,7 +74,7 @@ __device__ __forceinline__ void clear_rows(typename Tile::Stage& stage, int rows
   __syncthreads();
 }
 
-// own . other^T, of 64 rows each, left in flight.
+// Issues sum = own . other^T for 64 rows each, without waiting for it.
 template <class Tile>
 __device__ __forceinline__ void multiply_rows(float (&sum)[Tile::kOther / 2],
                                               const typename Tile::T* own,
@@ -84,7 +87,7 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[Tile::kOther / 2],
   }
 }
 
-// sum += factors . other, of 64 rows and kDim columns, left in flight.
+// Issues sum += factors . other for 64 rows and kDim columns, without waiting for it.
 template <class Tile>
 __device__ __forceinline__ void add_rows(float (&sum)[Tile::kDim / 2],
                                          const uint32_t (&factors)[Tile::kOther / 16][4],
@@ -96,8 +99,9 @@ __device__ __forceinline__ void add_rows(float (&sum)[Tile::kDim / 2],
   }
 }
 
-// Which of a tile's keys the mask of dropout keeps for a row of queries: bit 8 n % 32 + i of a word
-// is of the i-th of this lane's two keys in the n-th eight, the first four of which are in x.
+// Returns which keys of a tile the dropout mask keeps for a row of queries. Bit 8 n % 32 + i of a
+// word is the i-th of this lane's two keys in the n-th group of 8 keys; the first four groups are
+// in x, the others in y.
 __device__ __forceinline__ uint2 kept_keys(const uint8_t* mask, int row) {
   const uint2 words = load_shared_8(shared_address(mask + row * (64 / kDropoutGroup)));
   const int pair = threadIdx.x % 4 * 2;

@@ -1,6 +1,6 @@
-// The online softmax between attention's two products, in the registers that wgmma leaves and takes
-// (fragments: sm90_wgmma.h). A thread holds two rows, each shared with the three other threads of
-// its quad.
+// The online softmax between the two products of attention, in place in the registers that wgmma
+// writes and reads (fragments: sm90_wgmma.h). Each thread holds elements of two rows, which it
+// shares with the three other threads of its quad.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Scores are taken relative to a reference of their row: the highest so far, or one up to 2^8 times
-// (in weights) below it, which spares most corrections of the output. Weights stay below 2^8: far
-// from the largest fp16.
+// Scores are taken relative to a reference of their row. It is at most the highest score so far,
+// and may lag behind it by a factor of up to 2^8 in the weights, which avoids most corrections of
+// the output. Weights are at most 2^8, far below the largest fp16.
 inline constexpr float kSlack = 8.0f;
 
 struct SoftmaxRows {
-  float reference[2] = {-1e30f, -1e30f};  // of a row's scores, unscaled
-  float total[2] = {0.0f, 0.0f};          // of this thread's weights
+  float reference[2] = {-1e30f, -1e30f};  // of each row, as an unscaled score
+  float total[2] = {0.0f, 0.0f};          // the sum of this thread's weights of each row
 };
 
-// Turns scores into weights 2^((score - reference) * scale) and adds them to the totals. Returns
-// whether a row of this warp has a new reference: then what was summed so far, the output too, has
-// to be multiplied by `correction`.
+// Replaces scores by weights 2^((score - reference) * scale) and adds them to the totals. Returns
+// whether a row of this warp has a new reference. The caller must then multiply the output by
+// `correction`; the totals already are.
 template <int kCount>
 __device__ __forceinline__ bool softmax(float (&s)[kCount], float scale, SoftmaxRows& rows,
                                         float (&correction)[2]) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ bool softmax(float (&s)[kCount], float scale, Softmax
   return corrected;
 }
 
-// Hides the keys from `keys` on.
+// Sets the scores of the keys from `keys` on to -infinity.
 template <int kCount>
 __device__ __forceinline__ void mask_keys(float (&s)[kCount], int keys) {
   const int first = threadIdx.x % 4 * 2;

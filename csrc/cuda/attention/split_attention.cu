@@ -1,6 +1,6 @@
-// Packed attention of a batch too small to fill the device, where a kernel's time is a chain of
-// latencies: a block has 16 queries of one head, its warps share out the keys, and their answers
-// are added up at the end.
+// Packed attention for a batch too small to fill the device, where the time of a kernel is a chain
+// of latencies. A block computes 16 queries of one head; its warps share the keys and combine their
+// results at the end.
 #include <algorithm>
 
 #include "cuda/attention/query_tile.h"
@@ -10,7 +10,7 @@
 namespace fusewire::cuda {
 namespace {
 
-// Block number: tile * heads + head. No sequence is longer than kKeys.
+// blockIdx.x is tile * heads + head. No sequence is longer than kKeys.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     split_kernel(AttentionShape shape, typename Tile::T* out, const typename Tile::T* q,
@@ -43,9 +43,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
                shape.out_stride);
 }
 
-// As many blocks as there can be tiles; surplus ones leave. Each asks for so much shared memory
-// that it has a multiprocessor to itself: they would be put together otherwise, and wait for one
-// another.
+// Launches as many blocks as the batch can have tiles; surplus blocks return at once. Each block
+// requests so much shared memory that it has a multiprocessor to itself: otherwise several would
+// share one and wait for one another.
 template <class Tile>
 void launch_split(const AttentionArguments& a, const Stream& stream) {
   using T = typename Tile::T;

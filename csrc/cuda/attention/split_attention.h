@@ -1,12 +1,12 @@
-// A warp of the attention for small batches (split_attention.cu): 16 queries of one head, and a
-// part of the keys. Everything it needs is fetched at once.
+// A warp of attention for small batches (split_attention.cu): 16 queries of one head and a part of
+// the keys. It fetches all its data at once.
 //
-// Each thread fetches what its own lane of mma.sync (mma.h) reads, so nothing waits for another.
-// Queries and keys: as in flash_kernel.h a thread takes 16 neighbouring bytes of both. Values: the
-// columns of a product may come in any order, so column n of its tile m is column 8 n + m of the
-// head; a thread then needs 16 neighbouring bytes of a row again, and holds 16 neighbouring columns
-// of the answer. Keys and values wait in shared memory: the compiler would delay loads to registers
-// in order to need fewer.
+// Each thread fetches exactly what its own lane of mma.sync (mma.h) reads, so no thread waits for
+// another. Queries and keys: as in flash_kernel.h, a thread takes 16 contiguous bytes of both.
+// Values: the columns of a product may come in any order, so column n of its tile m is column 8 n +
+// m of the head. A thread then again needs 16 contiguous bytes of a row, and holds 16 adjacent
+// columns of the result. Keys and values are fetched into shared memory, because the compiler would
+// delay loads into registers to need fewer of them.
 #pragma once
 
 #include "cuda/activation.h"
@@ -17,7 +17,7 @@
 
 namespace fusewire::cuda {
 
-// A warp has 16 * kSteps keys.
+// The tile of a block. Each warp has 16 * kSteps keys.
 template <class Element, int dim, int warps, int steps>
 struct SplitTile {
   static_assert(dim % 64 == 0);
@@ -29,16 +29,16 @@ struct SplitTile {
 
 template <class Tile>
 struct SplitMemory {
-  static constexpr int kKeyVectors = 2 * Tile::kSteps * (Tile::kDim / 32);  // of a thread
+  static constexpr int kKeyVectors = 2 * Tile::kSteps * (Tile::kDim / 32);  // per thread
   static constexpr int kVectors = kKeyVectors + Tile::kSteps * (Tile::kDim / 16);
   static constexpr int kStride = Tile::kDim + 4;  // rows begin in different banks
-  // A warp's memory: first keys and values, then its answer.
+  // The memory of a warp: first its keys and values, then its result.
   union Part {
     uint4 fetched[kVectors][32];
     float out[Tile::kRows][kStride];
   };
   Part part[Tile::kWarps];
-  // Sums of a row are relative to the warp's highest score of it.
+  // The sums of a row are relative to the warp's highest score in that row.
   float top[Tile::kWarps][Tile::kRows], sum[Tile::kWarps][Tile::kRows];
 };
 
@@ -54,7 +54,7 @@ struct SplitWarp {
   float score[2 * kSteps][4] = {}, out[kHalves][8][4] = {};
   float top[2], sum[2] = {0.0f, 0.0f};
 
-  // Where this lane's rows are, before there is anything to fetch from them.
+  // Computes the addresses of this lane's rows, before the inputs are available.
   __device__ __forceinline__ void aim(const T* queries, const T* keys, const T* values,
                                       const AttentionShape& shape) {
 #pragma unroll
@@ -65,8 +65,9 @@ struct SplitWarp {
     for (int i = 0; i < 4 * kSteps; ++i)
       value_row[i] = values + value_of(i) * shape.v_stride + g * 8;
   }
-  // wait_for_inputs(), but only now: the assembler would put what needs no inputs behind it. That
-  // addresses are even it cannot know.
+  // Does what wait_for_inputs() does, after the addresses have been computed: the assembler would
+  // move code that needs no inputs below a plain wait. This wait is conditional on the addresses
+  // being even, which they always are, but the assembler cannot know that.
   __device__ __forceinline__ void wait() {
     uintptr_t bits = 0;
     for (const T* row : query_row) bits |= reinterpret_cast<uintptr_t>(row);
@@ -86,7 +87,7 @@ struct SplitWarp {
     return i / 4 * 16 + i / 2 % 2 * 8 + 2 * t + i % 2;
   }
 
-  // Fetches `rows` queries and `count` keys; zeros beyond.
+  // Fetches `rows` queries and `count` keys and values, with zeros for rows beyond.
   __device__ __forceinline__ void fetch(int rows, int count) {
     const auto copy = [&](int vector, const T* from, bool wanted) {
       copy_16(shared_address(&fetched[vector][lane]), from, wanted);
@@ -121,7 +122,7 @@ struct SplitWarp {
     end_copies();
   }
 
-  // Weights 2^((score - top) * factor) of `count` keys take the place of the scores.
+  // Computes the scores of `count` keys and replaces them by weights 2^((score - top) * factor).
   __device__ __forceinline__ void weigh(int count, float factor) {
     wait_copies<1>();
 #pragma unroll
@@ -167,7 +168,7 @@ struct SplitWarp {
     }
   }
 
-  // Neighbouring values of a column, in rows a and b: column `m` of the 8 in a vector.
+  // Returns the elements of column `m` (of the 8 in a vector) of two adjacent rows a and b, packed.
   __device__ __forceinline__ static uint32_t pair(const uint4& a, const uint4& b, int m) {
     const uint32_t* x = &a.x;
     const uint32_t* y = &b.x;
@@ -197,7 +198,7 @@ struct SplitWarp {
   }
 
   __device__ __forceinline__ void show(SplitMemory<Tile>& memory, int warp) const {
-    __syncwarp();  // all lanes have read their values
+    __syncwarp();  // until all lanes have read their values
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + g;
@@ -219,7 +220,7 @@ struct SplitWarp {
   }
 };
 
-// Adds up what `warps` warps found and writes `rows` of it, 16 bytes a thread.
+// Combines the results of `warps` warps and stores `rows` rows, 16 bytes per thread.
 template <class Tile, class T>
 __device__ __forceinline__ void add_up(const SplitMemory<Tile>& memory, int warps, T* out, int rows,
                                        int64_t stride) {

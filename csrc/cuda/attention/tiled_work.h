@@ -1,5 +1,5 @@
-// What a block of attention in training works on, rows of its own, queries of a head or keys, while
-// tiles of the others pass; and what the kernels on tensor cores do alike.
+// The work of a block of attention in training: it owns rows, queries of a head or keys, and loops
+// over tiles of the other side. Also steps that all kernels on tensor cores have in common.
 #pragma once
 
 #include "cuda/attention/attention_backward.h"
@@ -8,7 +8,7 @@
 
 namespace fusewire::cuda {
 
-// A tile that passes: its first row among those of its sequence, and its head, that of the queries.
+// A tile of the other side: its first row in its sequence, and the head of the queries.
 struct Passing {
   int first, head;
 };
@@ -17,15 +17,15 @@ template <bool kOwnsKeys, int kOwn, int kOther>
 struct TiledWork {
   AttendedSequence of;
   int own, own_rows, own_head, kv_head;
-  int begin, end;         // of the others that pass: rows of their sequence, in whole tiles
-  int first_head, count;  // of the queries' heads; tiles of all of them
+  int begin, end;         // the range of rows of the other side, in whole tiles
+  int first_head, count;  // the first head of the queries; the number of tiles over all heads
 
   __device__ __forceinline__ static QueryTile find_tile(const AttentionShape& shape, int number) {
     return find_query_tile<kOwn>(kOwnsKeys && shape.key_offsets ? shape.key_offsets : shape.offsets,
                                  shape.sequences, number);
   }
 
-  // The work of a tile that is not empty.
+  // The tile must not be empty.
   __device__ __forceinline__ TiledWork(const QueryTile& tile, const AttentionShape& shape, int head)
       : of(kOwnsKeys ? sequence_of_keys(tile, shape) : sequence_of_queries(tile, shape)),
         own(tile.first_query),
@@ -42,7 +42,7 @@ struct TiledWork {
   }
 
   __device__ __forceinline__ Passing first_passing() const { return {begin, first_head}; }
-  // The one that follows.
+  // Advances to the next tile.
   __device__ __forceinline__ void advance(Passing& p) const {
     p.first += kOther;
     if (kOwnsKeys && p.first >= end) {
@@ -52,8 +52,9 @@ struct TiledWork {
   }
 };
 
-// The sums of dout * out of the block's queries to `dots`, for itself, and to `all_dots`, for the
-// kernel of the keys. Two threads a row; a warp has 16 rows.
+// Computes the sum of dout * out of each of the block's queries. Writes it to `dots`, for this
+// block, and to `all_dots`, for the kernel of the keys; loads their log_sum_exp. Two threads
+// process a row, so a warp has 16 rows.
 template <class Tile>
 __device__ __forceinline__ void sum_dots(float* log_sum_exp, float* dots,
                                          const AttentionBackwardShape<typename Tile::T>& g,
@@ -80,28 +81,28 @@ __device__ __forceinline__ void sum_dots(float* log_sum_exp, float* dots,
   dot += __shfl_xor_sync(kWholeWarp, dot, 1);
   if (threadIdx.x % 2) return;
   dots[row] = dot;
-  log_sum_exp[row] = INFINITY;  // weights of no query are 0
+  log_sum_exp[row] = INFINITY;  // makes weights of rows beyond the sequence 0
   if (row >= rows) return;
   all_dots[token + row] = dot;
   log_sum_exp[row] = shape.log_sum_exp[head * shape.log_sum_exp_stride + token + row];
 }
 
-// The same, with the number that is added to the seed read: once a kernel.
+// Returns `dropout` with `added` read and added to the seed, so that a kernel reads it once.
 __device__ __forceinline__ WeightDropout resolved(WeightDropout dropout) {
   if (dropout.any && dropout.added) dropout.seed += static_cast<uint64_t>(__ldg(dropout.added));
   dropout.added = nullptr;
   return dropout;
 }
 
-// The keys of which the mask of dropout keeps the weights, of kQueries queries from packed token
-// `token` on and kGroups groups of keys: a bit for each key of a group. Of `kAtOnce` numbers a
-// thread draws none waits for another.
+// Draws the dropout mask of kQueries queries, from packed token `token` on, and kGroups groups of
+// keys: one byte per query and group, with a bit set for each key that is kept. A thread draws
+// kAtOnce bytes at a time, independent of one another, to overlap their latencies.
 template <int kQueries, int kGroups, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ void draw_mask(uint8_t* mask, const WeightDropout& dropout, int heads,
                                           int token, int head, int first_key) {
   static_assert(kQueries * kGroups % (kThreads * kAtOnce) == 0 && kThreads % kGroups == 0);
   const uint32_t group = threadIdx.x % kGroups + first_key / kDropoutGroup;
-  const uint32_t least = dropout.threshold << 16;  // of a number in the high half of a word
+  const uint32_t least = dropout.threshold << 16;  // of a random number in a word's high half
   uint32_t row = static_cast<uint32_t>((token + threadIdx.x / kGroups) * heads + head);
 #pragma unroll 1
   for (int first = 0; first < kQueries * kGroups; first += kThreads * kAtOnce) {

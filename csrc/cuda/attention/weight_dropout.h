@@ -1,4 +1,4 @@
-// Which weights of attention are dropped (core/dropout.h), as kernels of this device ask.
+// Dropout of the weights of attention (core/dropout.h) in kernels of this device.
 #pragma once
 
 #include "core/dropout.h"
@@ -8,9 +8,9 @@ namespace fusewire::cuda {
 
 struct WeightDropout {
   uint64_t seed, offset;
-  const int64_t* added;  // to the seed; may be null
+  const int64_t* added;  // added to the seed; may be null
   uint32_t threshold;
-  float factor;  // of a weight that is kept
+  float factor;  // multiplies a weight that is kept
   bool any;
 
   explicit WeightDropout(const Dropout& d)
@@ -21,8 +21,8 @@ struct WeightDropout {
         factor(d.factor()),
         any(d.probability > 0) {}
 
-  // The numbers of a row of the mask in 8 neighbouring columns: word w holds the numbers of columns
-  // 2w, in the low half, and 2w + 1.
+  // Returns the random numbers of a row of the mask in 8 adjacent columns. Word w holds those of
+  // columns 2w, in its low half, and 2w + 1.
   __device__ __forceinline__ PhiloxWords words(uint32_t row, uint32_t group) const {
     const uint64_t key = added ? seed + static_cast<uint64_t>(__ldg(added)) : seed;
     return philox(
@@ -33,7 +33,7 @@ struct WeightDropout {
     return number < threshold ? 0.0f : factor;
   }
 
-  // The factor of one weight alone.
+  // Returns the factor of a single weight.
   __device__ __forceinline__ float factor_at(uint32_t row, uint32_t column) const {
     const PhiloxWords w = words(row, column / kDropoutGroup);
     const uint32_t low = column & 2 ? w.x[1] : w.x[0], high = column & 2 ? w.x[3] : w.x[2];

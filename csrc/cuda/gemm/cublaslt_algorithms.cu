@@ -1,4 +1,4 @@
-// Which of its algorithms the library suggests.
+// Asks cuBLASLt for the algorithms that it suggests for a product.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -10,7 +10,7 @@ namespace {
 
 using namespace cublaslt;
 
-constexpr int kAsked = 12;  // suggestions at a time; the best is seldom beyond
+constexpr int kAsked = 12;  // suggestions at a time; the best is seldom a later one
 
 template <class Value>
 void prefer(cublasLtMatmulPreferenceOpaque_t& preference,
@@ -60,7 +60,8 @@ std::vector<CublasltAlgorithm> ask(const GemmArguments& a, Problem& p, bool may_
   return result;
 }
 
-// With the activation in the epilogue, or apart from it.
+// Returns at most `count` suggestions. With `activation_apart` the epilogue has no activation; a
+// separate pass over the output follows.
 template <class T>
 std::vector<CublasltAlgorithm> suggestions(const GemmArguments& a, size_t count, Rounding rounding,
                                            bool activation_apart, const Stream& stream) {
@@ -69,7 +70,7 @@ std::vector<CublasltAlgorithm> suggestions(const GemmArguments& a, size_t count,
   describe<T>(a, fused, p);
   const bool may_round_twice = !std::is_same_v<T, float> && (a.bias || fused != Activation::kNone);
   auto found = ask<T>(a, p, !may_round_twice || rounding == Rounding::kUnknown, stream);
-  if (may_round_twice && rounding == Rounding::kUnknown) {  // should none of these do
+  if (may_round_twice && rounding == Rounding::kUnknown) {  // in case none of these rounds once
     for (const CublasltAlgorithm& unsplit : ask<T>(a, p, false, stream)) {
       const auto same = [&](const CublasltAlgorithm& other) {
         return std::equal(unsplit.words, std::end(unsplit.words), other.words);

@@ -33,8 +33,8 @@ using namespace cublaslt;
 
 bool cublaslt_fits(const GemmArguments& a) {
   const bool bias_aligned = !a.bias || alignment_of(a.bias, 0) == 16;
-  // The library's scales of blocks lie in rows of a multiple of 4. What is left of other numbers of
-  // rows is a product by itself (gemm.cu), which few rows are not worth.
+  // The library wants the scales of a block in rows of a multiple of 4. For other numbers of rows
+  // gemm.cu computes the remainder as a separate product, which does not pay off for few rows.
   constexpr int64_t kLeastRows = 512;
   const bool blocks_fit =
       !a.blocks || (a.m >= kLeastRows && a.m % 4 == 0 && a.k % (4 * kFloat8Block) == 0);
@@ -61,7 +61,8 @@ bool cublaslt_gemm(const GemmArguments& a, const CublasltAlgorithm& algorithm,
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;
   };
-  // The whole block is offered: for other rows than it was chosen for an algorithm may need more.
+  // The algorithm gets the whole workspace: for another number of rows than it was chosen for, it
+  // may need more.
   cublasStatus_t status = multiply(algorithm.workspace_bytes ? workspace_of(stream) : nullptr);
   if (refused(status) && !algorithm.workspace_bytes) status = multiply(workspace_of(stream));
   if (refused(status)) return false;

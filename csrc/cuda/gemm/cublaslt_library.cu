@@ -1,6 +1,6 @@
-// The functions of cuBLASLt that we call, each forwarded to the library, which is loaded when the
-// first is called: it takes 200 MB, and a build with CUDA also serves on machines that have neither
-// a GPU nor the library.
+// Defines the functions of cuBLASLt that are called here. Each forwards to the library, which is
+// loaded by the first call: it takes 200 MB, and a build with CUDA also serves on machines that
+// have neither a GPU nor the library.
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -9,8 +9,8 @@
 namespace {
 
 void* open_library() {
-  // That of pip, beside us in site-packages (the module's run path), or the system's; else that of
-  // the toolkit where its installer left it.
+  // First the library that pip installs in site-packages (found by the module's run path) or the
+  // system's; otherwise the toolkit's in its default folder.
   for (const char* path : {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"}) {
     if (void* loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
       return loaded;

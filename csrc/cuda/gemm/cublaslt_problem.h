@@ -1,6 +1,6 @@
-// A product in cuBLASLt's words. The library thinks in columns: our row-major out[m, n] is its
-// out^T[n, m], so the product is weight (transposed, unless it is stored so) times x, the weight
-// being its A, x its B, the residual its C, out its D.
+// Describes a product to cuBLASLt. The library uses column-major matrices: the row-major out[m, n]
+// is its out^T[n, m], so the product is weight (transposed, unless it is stored so) times x. The
+// weight is its A, x its B, the residual its C, out its D.
 #pragma once
 
 #include <cublasLt.h>
@@ -14,7 +14,7 @@
 
 namespace fusewire::cuda::cublaslt {
 
-// What split sums of small products take; large products need none.
+// Enough for split-K sums of small products; large products need none.
 constexpr size_t kWorkspaceBytes = size_t{8} << 20;
 
 inline void check(cublasStatus_t status, const char* what) {
@@ -35,7 +35,7 @@ inline constexpr cudaDataType_t kType<__half> = CUDA_R_16F;
 template <>
 inline constexpr cudaDataType_t kType<__nv_bfloat16> = CUDA_R_16BF;
 
-// One for a device, for the life of the process. A handle may be used by many threads at once.
+// Returns the handle of a device, which lives as long as the process. Threads may share it.
 inline cublasLtHandle_t library(const Stream& stream) {
   constexpr int kDevices = 64;
   static std::once_flag made[kDevices];
@@ -52,7 +52,7 @@ bool in_epilogue(Activation activation) {
     case Activation::kNone:
     case Activation::kRelu:
       return true;
-    case Activation::kGeluTanh:  // computed with an approximate tanh, good enough for a half
+    case Activation::kGeluTanh:  // it uses an approximate tanh, precise enough for half precision
       return !std::is_same_v<T, float>;
     default:
       return false;
@@ -70,8 +70,8 @@ inline cublasLtEpilogue_t epilogue_of(Activation activation, bool bias) {
   return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-// The descriptors live on the caller's stack: filling them takes a fraction of a microsecond, and
-// they hold the pointer of this call's bias.
+// The descriptors are on the caller's stack: filling them takes a fraction of a microsecond, and
+// they contain the pointer to this call's bias.
 struct Problem {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t weight, x, residual, out;

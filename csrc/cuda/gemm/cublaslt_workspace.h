@@ -1,14 +1,14 @@
-// The memory in which cuBLASLt keeps the parts of sums that it splits.
+// The memory in which cuBLASLt keeps partial sums of split-K products.
 #pragma once
 
 #include "core/stream.h"
 
 namespace fusewire::cuda::cublaslt {
 
-// kWorkspaceBytes. A stream's work is serial, so its products share one block. It is kept for ever,
-// for graphs hold its address: as many blocks as there ever were streams at one time. A handle that
-// comes back with a new stream finds the block idle, because a stream is synchronised before it is
-// destroyed.
+// Returns kWorkspaceBytes of memory. The work of a stream is serial, so its products share one
+// block. Blocks are never freed, because graphs contain their addresses: there are as many as there
+// were streams at one time. A new stream that reuses a handle finds the block idle, because a
+// stream is synchronised before it is destroyed.
 void* workspace_of(const Stream& stream);
 
 }  // namespace fusewire::cuda::cublaslt

@@ -1,4 +1,5 @@
-// What kernels for numbers of 8 bits are templated over, beside __nv_fp8_e4m3 and int8_t.
+// Element types that kernels for 8-bit elements are templated over, beside __nv_fp8_e4m3 and
+// int8_t.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -7,7 +8,7 @@
 
 namespace fusewire::cuda {
 
-// e4m3 with a scale for each kFloat8Block numbers along k: of a row of x, and of as many rows of a
+// e4m3 with a scale per kFloat8Block elements along k: per row for x, per kFloat8Block rows for a
 // weight.
 struct Float8Block {
   __nv_fp8_e4m3 number;

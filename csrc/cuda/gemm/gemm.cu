@@ -1,8 +1,9 @@
-// Matrix products by the implementation that was fastest when they were timed (gemm_choice.h).
-// A weight serves as it is stored, with k innermost or, transposed, n: packing is a copy. Our own
-// kernels want k innermost; what is transposed is cuBLASLt's. A weight of float8_e4m3 or int8 is
-// multiplied by rows that are quantised just before (quantize_rows.h), or as they are made, both
-// with a scale a row or, of float8_e4m3_blocks, a block.
+// Computes matrix products with the implementation that was fastest when they were timed
+// (gemm_choice.h). A weight is used as it is stored, with k or, transposed, n innermost: packing is
+// a copy. Our own kernels need k innermost; cuBLASLt computes transposed weights. A weight in
+// float8_e4m3 or int8 is multiplied by rows that are quantised just before (quantize_rows.h), or by
+// the kernel that produces them. Both operands have a scale per row or, for float8_e4m3_blocks, per
+// block.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -33,14 +34,15 @@ size_t packed_bytes(int64_t n, int64_t k) {
 template <class T>
 void pack(const PackArguments& a, const Stream& stream) {
   check(cudaMemcpyAsync(a.packed, a.weight, static_cast<size_t>(a.n * a.k) * sizeof(T),
-                        cudaMemcpyDefault, handle(stream)),  // from the host too
+                        cudaMemcpyDefault, handle(stream)),  // also from the host
         "pack");
 }
 
 template <class T>
 void run_whole(const GemmArguments& a, const Stream& stream) {
   if (run_gemm<T>(a, choose_gemm<T>(a, stream), stream)) return;
-  // What suits the bucket does not always suit each of its products, nor a neighbour's choice.
+  // What suits the bucket does not always suit each of its products, nor does the choice of a
+  // neighbouring bucket.
   for (const CublasltAlgorithm& algorithm : cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream)) {
     if (cublaslt_gemm<T>(a, algorithm, stream)) return;
   }
@@ -52,9 +54,10 @@ void run_whole(const GemmArguments& a, const Stream& stream) {
   plain_gemm<T>(a, stream);
 }
 
-// Tensor cores write vectors of 8 numbers. A vocabulary of another size is computed by kernels that
-// are several times slower, but for products of few rows without a bias, which our own take: so its
-// last columns are a product by themselves. The columns in front of them; n where all are together.
+// Returns how many columns are computed together; the remaining ones are a separate product. Tensor
+// core kernels write vectors of 8 elements. For a vocabulary whose size is not a multiple of 8 the
+// library has only kernels that are several times slower, so the last columns are computed
+// separately. Products of few rows without a bias are not split: our own kernels compute them.
 template <class T>
 int64_t columns_together(const GemmArguments& a) {
   constexpr int64_t kVector = 8, kWide = 4096, kFewRows = 64;
@@ -68,7 +71,8 @@ int64_t columns_together(const GemmArguments& a) {
 template <class T>
 void run(const GemmArguments& product, const Stream& stream) {
   GemmArguments a = product;
-  if (a.m == 1) {  // nobody steps to a second row: let no odd stride rule the fast kernels out
+  if (a.m == 1) {  // no second row is read: a stride that is not aligned must not rule out the fast
+                   // kernels
     a.x.stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.k), 16));
     a.out_stride = a.residual_stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.n), 16));
   }
@@ -96,7 +100,7 @@ bool on_device(const void* data) {
   return found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
 }
 
-// What is in 8 bits already, of the host or the device.
+// Packs a weight that is already in 8 bits, on the host or the device.
 void copy_codes(const PackArguments& a, Format format, const Stream& stream) {
   const size_t columns = static_cast<size_t>(a.k), rows = static_cast<size_t>(a.n);
   const size_t padded = static_cast<size_t>(code_columns(a.k));
@@ -112,8 +116,8 @@ void copy_codes(const PackArguments& a, Format format, const Stream& stream) {
       "pack");
 }
 
-// Rows on the host pass through a piece of memory of their own, which leaves no hole among the
-// weights.
+// Rows on the host are copied through a temporary buffer that bypasses the cache of the allocator,
+// so that it leaves no hole among the weights.
 template <class T, class Code>
 void quantize_weight(const PackArguments& a, const Stream& stream) {
   constexpr int64_t kPieceBytes = 64 << 20;
@@ -171,12 +175,13 @@ void pack_codes(const PackArguments& a, const Stream& stream) {
   } else if constexpr (!kInBlocks<Code>) {
     quantize_weight<T, Code>(a, stream);
   }
-  // Products fetch weights before they wait for earlier kernels (launch.h), of which this was one.
+  // Products fetch weights before they wait for earlier kernels (launch.h), so packing must have
+  // ended.
   check(cudaStreamSynchronize(handle(stream)), "pack");
 }
 
-// The library multiplies blocks of multiples of 4 rows. Where it was found to be the fastest the
-// others are a product by themselves, and the rows in front of them are these; else all.
+// Returns how many rows are computed together; the remaining ones are a separate product. For e4m3
+// in blocks the library takes multiples of 4 rows only, so rows are split where it was fastest.
 template <class T>
 int64_t rows_together(const GemmArguments& a, const Stream& stream) {
   GemmArguments some = a;
@@ -185,7 +190,7 @@ int64_t rows_together(const GemmArguments& a, const Stream& stream) {
   return choose_gemm<T>(a, stream).kernel == GemmKernel::kCublaslt ? some.m : a.m;
 }
 
-// The product of the rows that quantize(arguments) makes.
+// Quantises rows with quantize(arguments) and computes their product.
 template <class T, class Code, class Quantize>
 void multiply_codes(const GemmArguments& product, const Stream& stream, Quantize&& quantize) {
   GemmArguments a = product;
@@ -261,7 +266,7 @@ template <class T>
 const GemmKernels* gemm(Format format) {
   if (format == kOwnFormat<T>.format) return &kOwnFormat<T>;
   if constexpr (!std::is_same_v<T, float>) {
-    // Tensor cores of Ada have e4m3, too, but no library kernel takes scales by row there.
+    // Tensor cores of Ada also support e4m3, but cuBLASLt takes no scales per row there.
     if (format == Format::kFloat8E4M3 && hopper()) return &kCodes<T, __nv_fp8_e4m3>;
     if (format == Format::kFloat8Blocks && hopper()) return &kCodes<T, Float8Block>;
     if (format == Format::kInt8) return &kCodes<T, int8_t>;

@@ -19,10 +19,11 @@
 namespace fusewire::cuda {
 namespace {
 
-// In the file's name: another meaning of a key, another way of timing.
+// Part of the file's name. Raise it when the meaning of a key or the way of timing changes.
 constexpr int kVersion = 9;
-constexpr int kSuggestions = 18;  // of cuBLASLt
-// Rows that are timed at most: beyond them the waves of blocks are many and the ranking stays.
+constexpr int kSuggestions = 18;  // by cuBLASLt
+// The most rows that are timed: beyond them there are many waves of blocks, and the ranking stays
+// the same.
 constexpr int64_t kMostRowsTimed = 32768;
 
 template <class T>
@@ -36,7 +37,7 @@ bool timing_allowed() {
   return allowed;
 }
 
-// What is known of one device.
+// The choices of one device.
 struct Known {
   explicit Known(int index) {
     cudaDeviceProp properties;
@@ -50,14 +51,14 @@ struct Known {
 
   bool hopper = false;
   std::unique_ptr<GemmChoiceFile> file;
-  std::shared_mutex mutex;  // of choices
+  std::shared_mutex mutex;  // guards choices
   GemmChoices choices;
 };
 
 Known& known(const Stream& stream) {
   constexpr int kDevices = 64;
   static std::once_flag made[kDevices];
-  static Known* devices[kDevices];  // for the life of the process
+  static Known* devices[kDevices];  // never freed
   const int index = stream.device.index;
   if (index < 0 || index >= kDevices) fail("device: got ", index, ", wanted 0 to ", kDevices - 1);
   std::call_once(made[index], [&] { devices[index] = new Known(index); });
@@ -89,7 +90,7 @@ GemmKey key_of(const GemmArguments& a) {
 
 bool capturing(const Stream& stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
-  // The default stream may not even be asked while another stream is captured.
+  // The default stream must not even be queried while another stream is captured.
   if (cudaStreamIsCapturing(handle(stream), &status) != cudaSuccess) cudaGetLastError();
   return status != cudaStreamCaptureStatusNone;
 }
@@ -114,7 +115,8 @@ GemmChoice by_sm90(int configuration) {
   return choice;
 }
 
-// What cuBLASLt suggests; for codes that it does not multiply, our first kernel.
+// Returns cuBLASLt's first suggestion or, for quantised operands that it does not support, our
+// first kernel that fits.
 template <class T>
 GemmChoice first_suggestion(const GemmArguments& a, bool hopper, const Stream& stream) {
   const auto suggested = cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream);
@@ -123,7 +125,7 @@ GemmChoice first_suggestion(const GemmArguments& a, bool hopper, const Stream& s
   return own >= 0 ? by_sm90(own) : GemmChoice{};
 }
 
-// Everything that may compute the product, in the order of preference among equals.
+// Returns every choice that may compute the product, in the order of preference among equals.
 template <class T>
 std::vector<GemmChoice> candidates(const GemmArguments& a, bool hopper, const Stream& stream) {
   std::vector<GemmChoice> all;
@@ -131,7 +133,8 @@ std::vector<GemmChoice> candidates(const GemmArguments& a, bool hopper, const St
     if (sm90_gemm_fits(a, i)) all.push_back(by_sm90(i));
   }
   const auto suggested = cublaslt_algorithms<T>(a, kSuggestions, Rounding::kUnknown, stream);
-  // Without a workspace first: it takes memory, and mostly a second launch.
+  // Algorithms without a workspace come first: a workspace takes memory and usually a second
+  // launch.
   for (const bool workspace : {false, true}) {
     for (const CublasltAlgorithm& algorithm : suggested) {
       if ((algorithm.workspace_bytes > 0) == workspace) all.push_back(by_cublaslt(algorithm));
@@ -140,7 +143,8 @@ std::vector<GemmChoice> candidates(const GemmArguments& a, bool hopper, const St
   return all;
 }
 
-// One product is timed at a time, whatever its type: it wants the device for itself, and the file.
+// One product is timed at a time, whatever its type: timing needs the device and the file for
+// itself.
 std::mutex& timing_turn() {
   static auto* mutex = new std::mutex;
   return *mutex;
@@ -161,8 +165,8 @@ GemmChoice settle(Known& device, const GemmKey& key, const GemmArguments& a, con
     const auto found = device.choices.find(key);
     if (found != device.choices.end() && found->second.settled) return found->second;
   }
-  // As many rows as the bucket has: a tile that divides fewer into whole waves of blocks may need
-  // another wave for these.
+  // The sample has as many rows as the bucket: if a tile size divides fewer rows into whole waves
+  // of blocks, it may need one more wave for these.
   GemmArguments sample = a;
   sample.m = std::min(key.rows, kMostRowsTimed);
   const auto all = candidates<T>(sample, device.hopper, stream);
@@ -218,7 +222,7 @@ GemmChoice choose_gemm(const GemmArguments& a, const Stream& stream) {
     std::shared_lock lock(device.mutex);
     if (const GemmChoice* near = nearest_choice(device.choices, key)) {
       guess = *near;
-      guess->nanoseconds = 0;  // of another bucket
+      guess->nanoseconds = 0;  // it was timed for another bucket
     }
   }
   if (!guess || (guess->kernel == GemmKernel::kSm90 && !sm90_can(a, *guess))) {

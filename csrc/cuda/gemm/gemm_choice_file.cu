@@ -28,14 +28,14 @@ std::string folder() {
   return home && *home ? std::string(home) + "/.cache/fusewire" : std::string();
 }
 
-// FNV-1a: a line cut short or edited by hand is not believed.
+// FNV-1a: a line that was truncated or edited by hand is ignored.
 uint32_t checksum(std::string_view text) {
   uint32_t hash = 2166136261u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
   return hash;
 }
 
-// Numbers are whole, so that no locale can change how they are written.
+// Numbers are integers, so that no locale changes how they are written.
 std::string line_of(const GemmKey& key, const GemmChoice& choice) {
   char text[kLine];
   int used = std::snprintf(
@@ -101,7 +101,7 @@ GemmChoiceFile::GemmChoiceFile(std::string_view name) {
 GemmChoiceFile::Turn::Turn(const GemmChoiceFile& file) {
   if (file.path_.empty()) return;
   lock_ = open((file.path_ + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  // The lock ends with its process, however that ends.
+  // The lock is released when its process ends, however it ends.
   while (lock_ >= 0 && flock(lock_, LOCK_EX) != 0 && errno == EINTR) {
   }
 }

@@ -1,6 +1,6 @@
-// Timed choices of one kind of GPU, kept on disk: $FUSEWIRE_CACHE, $XDG_CACHE_HOME/fusewire or
-// ~/.cache/fusewire, a text file for each GPU name, version of cuBLASLt and set of our kernels.
-// Where no file can be written (or FUSEWIRE_CACHE is empty) choices live in memory alone.
+// Timed choices of one kind of GPU on disk, in $FUSEWIRE_CACHE, $XDG_CACHE_HOME/fusewire or
+// ~/.cache/fusewire: a text file per GPU name, version of cuBLASLt and set of our kernels. If no
+// file can be written (or FUSEWIRE_CACHE is empty), choices are kept in memory only.
 #pragma once
 
 #include <string>
@@ -12,11 +12,12 @@ namespace fusewire::cuda {
 
 class GemmChoiceFile {
  public:
-  // `name` says for what the choices hold; characters that do not suit a file's name are replaced.
+  // `name` says what the choices are valid for; characters that do not suit a file name are
+  // replaced.
   explicit GemmChoiceFile(std::string_view name);
 
-  // While one lives, other processes wait for theirs: instances that load together would disturb
-  // each other's timings. Where there is no file nobody waits.
+  // While a Turn exists, other processes wait for theirs: instances that load at the same time
+  // would disturb each other's timings. Without a file no process waits.
   class Turn {
    public:
     explicit Turn(const GemmChoiceFile& file);
@@ -28,13 +29,13 @@ class GemmChoiceFile {
     int lock_ = -1;
   };
 
-  // What the file holds now; a line that is damaged is left out.
+  // Returns the choices in the file. Damaged lines are skipped.
   GemmChoices read() const;
-  // Writes `choices` and what other processes have added since. The file changes at once, as a
-  // whole; without a turn, of two processes that write together one may lose its news.
+  // Writes `choices` and what other processes have added since. The file is replaced atomically. If
+  // two processes write at the same time without a turn, the choices of one may be lost.
   void write(const GemmChoices& choices) const;
 
-  const std::string& path() const { return path_; }  // empty: none
+  const std::string& path() const { return path_; }  // empty: no file
 
  private:
   std::string path_;

@@ -9,11 +9,12 @@
 namespace fusewire::cuda {
 namespace {
 
-constexpr int64_t kRows = 32;  // compared: plain_gemm is slow
-// Double roundings are seen with 0.27; other orders of additions with up to 0.05 at k = 16384.
+constexpr int64_t kRows = 32;  // rows that are compared: plain_gemm is slow
+// The largest part of the elements that may differ from the reference. If sums are rounded twice
+// 0.27 of them differ; if they are added in another order at most 0.05, at k = 16384.
 constexpr double kMostOtherwise = 0.125;
 
-// Elements of out and reference, which is dense, with different values.
+// Counts the elements in which out differs from reference, which is dense.
 template <class T>
 __global__ void count_kernel(unsigned* different, const T* out, int64_t stride, const T* reference,
                              int64_t rows, int64_t cols) {

@@ -12,14 +12,14 @@
 namespace fusewire::cuda {
 namespace {
 
-constexpr int64_t kLine = 512;          // bytes; each operand begins on one
+constexpr int64_t kLine = 512;          // bytes; each operand is aligned to it
 constexpr int64_t kRowBytes = 1 << 20;  // of activations, written before each product
 constexpr double kRunSeconds = 1e-4;    // of products in one timing
 constexpr int kLeastProducts = 3, kMostProducts = 12;
-constexpr int kFirstLook = 4;   // a first timing has that many times fewer products
-constexpr double kFinal = 1.2;  // times the fastest: what is timed again, kRounds times
+constexpr int kFirstLook = 4;   // a first timing has this many times fewer products
+constexpr double kFinal = 1.2;  // times the fastest: those within it are timed again, kRounds times
 constexpr int kRounds = 3;
-constexpr double kNoise = 1.01;  // a difference this small is none
+constexpr double kNoise = 1.01;  // choices within this factor of the fastest count as equal
 
 template <class T>
 __device__ T filled(float x) {
@@ -30,8 +30,8 @@ __device__ int8_t filled<int8_t>(float x) {
   return static_cast<int8_t>(254.0f * x);
 }
 
-// Uniform in (-1/2, 1/2), or of int8 in all its range: products of zeros run faster than those of
-// data.
+// Fills data with uniform values in (-1/2, 1/2), or in the whole range of int8: products of zeros
+// run faster than products of data.
 template <class T>
 __global__ void fill_kernel(T* data, int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -44,8 +44,9 @@ __global__ void fill_kernel(T* data, int64_t count) {
   }
 }
 
-// What runs before a product in a model: a short kernel that writes the activations, here as they
-// were. What a product does not fetch under it, or does not begin at once after it, counts.
+// Stands for the kernel before a product in a model: a short kernel that writes the activations,
+// here without changing them. The timing thus shows what a product does not fetch while that kernel
+// runs, and whether it begins late after it.
 __global__ void row_kernel(uint4* x, int64_t count) {
   let_next_start();
   wait_for_inputs();
@@ -76,14 +77,16 @@ int64_t lines(int64_t bytes) {
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
-// One product's operands, and enough weights that none is still in the cache when its turn comes.
+// The operands of one product, with so many copies of the weight that none is still in the L2 cache
+// when its turn comes.
 template <class T>
 class Operands {
  public:
   Operands(const GemmArguments& shape, const Stream& stream) : a_(shape) {
     constexpr int64_t kSize = sizeof(T);
     const int64_t operand = operand_bytes<T>(shape);
-    // As aligned as the caller's, no more: an odd address is one element past a line.
+    // As aligned as the caller's, not more: an address with a smaller alignment is that many bytes
+    // past the beginning of a line.
     const int x_alignment = alignment_of(shape.x.data, shape.x.stride * operand);
     const int out_alignment =
         std::min(alignment_of(shape.out, shape.out_stride * kSize),
@@ -131,7 +134,7 @@ class Operands {
     bias_ = at;
     if (a_.bias) a_.bias = at;
     at += bias_bytes;
-    // In place stays in place: cuBLASLt has other kernels for it.
+    // In place stays in place: cuBLASLt has different kernels for it.
     const bool in_place = a_.residual == a_.out;
     if (a_.residual) {
       a_.residual = at + shift(out_alignment);
@@ -159,7 +162,7 @@ class Operands {
     return a_;
   }
 
-  const void* bias() const { return bias_; }  // also where the product has none
+  const void* bias() const { return bias_; }  // also if the product has none
 
  private:
   GemmArguments a_;
@@ -177,17 +180,18 @@ class Trial {
   Trial(const GemmArguments& shape, const Stream& stream)
       : operands_(shape, stream), stream_(stream) {
     const double operations = 2.0 * shape.m * shape.n * shape.k;
-    const double guess = 4e-6 + operations / 4e14;  // seconds, to see how many fit in a timing
+    const double guess = 4e-6 + operations / 4e14;  // seconds; determines how many products fit in
+                                                    // a timing
     products_ = std::clamp(static_cast<int>(kRunSeconds / guess), kLeastProducts, kMostProducts);
   }
 
   int products() const { return products_; }
 
-  // Loads the kernel; false when it refuses.
+  // Loads the kernel. Returns false if it cannot compute the product.
   bool warm(const GemmChoice& choice) { return run_gemm<T>(operands_.next(), choice, stream_); }
 
-  // Ours do by their making, and so does what has nothing to add to the sum. A residual that is out
-  // may be added to the rounded sum (gemm_choice.h) and is left out.
+  // Our kernels round once by design, and so does a product that adds nothing to the sum. A
+  // residual that is out may be added to the rounded sum (gemm_choice.h) and is not tested.
   bool rounds_once(const GemmChoice& choice) {
     GemmArguments a = operands_.next();
     if (a.residual == a.out) a.residual = nullptr;
@@ -198,7 +202,7 @@ class Trial {
   }
 
   uint64_t nanoseconds(const GemmChoice& choice, int products) {
-    constexpr long long kCyclesToQueueOne = 24000;  // 12 us, which cuBLASLt needs on a slow host
+    constexpr long long kCyclesToQueueOne = 24000;  // 12 us, as cuBLASLt needs on a slow host
     pause_kernel<<<1, 1, 0, handle(stream_)>>>((products + 1) * kCyclesToQueueOne);
     check(cudaGetLastError(), "pause");
     check(cudaEventRecord(begin_, handle(stream_)), "event");
@@ -250,7 +254,7 @@ std::optional<GemmChoice> time_gemm(const GemmArguments& shape,
     return static_cast<uint64_t>(static_cast<double>(best) * factor);
   };
   while (!timed.empty()) {
-    // Again, in turn, those that may be fastest: what disturbs a timing only makes it longer.
+    // Times those that may be fastest again, in turn: disturbances only make a timing longer.
     const uint64_t limit = within(kFinal);
     for (int round = 0; round < kRounds; ++round) {
       for (GemmChoice& choice : timed) {

@@ -13,13 +13,14 @@ int over(int a, int b) {
   return (a + b - 1) / b;
 }
 
-// Blocks of a cluster have k in slices.
+// The blocks of a cluster each take a slice of k (split k).
 bool has_clusters() {
   static const bool found = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
   return found;
 }
 
-// So many slices of k that each multiprocessor has a block, and each team a unit.
+// Returns the number of slices of k: as many as leave a multiprocessor for each block, and a unit
+// for each team.
 template <class Shape>
 int slices_of(const Problem& p) {
   constexpr int kMost = 4;
@@ -44,12 +45,14 @@ void launch_shape(Problem p, const Stream& stream) {
   launch_clusters(kernel, p.slices, grid, dim3(Shape::kThreads), Memory::bytes(p.rows), stream, p);
 }
 
-// Few blocks, that have a multiprocessor to themselves, are large; many are small, so that some run
-// while others begin and end. Shapes were timed on an H100, with the products of Llama-3-8B.
+// If there are few blocks, each has a multiprocessor to itself and is large; if there are many,
+// blocks are small, so that some run while others begin and end. Shapes were timed on an H100 with
+// the products of Llama-3-8B.
 template <class T, bool kFine>
 void launch_product(const Problem& p, const Stream& stream) {
   const auto go = [&](auto shape) { launch_shape<T, decltype(shape), kFine>(p, stream); };
-  const auto fit = [&](int channels, int each) {  // in so many blocks a multiprocessor
+  const auto fit = [&](int channels, int each) {  // whether there are at most `each` blocks per
+                                                  // multiprocessor
     return over(p.n, channels) * over(p.m, 64) <= each * multiprocessors();
   };
   if (p.m <= 8) {

@@ -1,14 +1,14 @@
-// The product of a few rows and a matrix of 4-bit numbers.
+// The product of few rows and a matrix of 4-bit elements.
 #pragma once
 
 #include "core/gemm.h"
 
 namespace fusewire::cuda {
 
-// As many rows as the kernel is for: more are multiplied faster by 16-bit numbers.
+// The most rows that the kernel is meant for: more are faster with a weight dequantised to 16 bits.
 constexpr int64_t kMostInt4Rows = 256;
 
-// Whether rows of x lie as the kernel reads them.
+// Returns whether the rows of x are few enough and aligned as the kernel needs.
 template <class T>
 bool int4_gemm_fits(const GemmArguments& a);
 

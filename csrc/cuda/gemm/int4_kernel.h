@@ -1,11 +1,13 @@
-// Few rows of 16 bits by a matrix of 4-bit numbers, where reading the matrix is the work.
+// Multiplies few rows of 16-bit elements by a matrix of 4-bit elements; the time is that of reading
+// the matrix.
 //
-// Products are transposed: the matrix's channels are mma's 16 rows and tokens its 8 columns. A team
-// of warps shares the tokens of every so many-th unit of k, each warp with tiles of channels of its
-// own. They fetch into a ring by cp.async, make numbers of codes in registers (int4_weight.h),
-// multiply, and add a unit's sums, times the scale of their channel and group, to their own:
-// numbers are exact, sums and scales fp32. At the end the sums of a block's teams are added up, and
-// those of the blocks of its cluster, which share k too.
+// Products are transposed: the matrix's channels are the 16 rows of mma and tokens its 8 columns.
+// The teams of a block share k: each takes every kDeep-th unit. The warps of a team share its
+// tokens, and each warp has its own tiles of channels. A team copies its units into a ring of
+// pipeline stages by cp.async, dequantises codes in registers (int4_weight.h), and multiplies. It
+// multiplies a unit's sums by the scales of their channel and group and accumulates them.
+// Dequantised elements are exact; sums and scales are fp32. At the end the sums of a block's teams
+// are added up, and those of the blocks of its cluster, which share k too.
 //
 // Weights do not depend on earlier kernels and are fetched before wait_for_inputs().
 #pragma once
@@ -23,19 +25,19 @@ struct Problem {
   const uint32_t* words;
   const void* x;
   int64_t x_stride;
-  const void* bias;      // or null
-  const void* residual;  // or null
+  const void* bias;      // null: none
+  const void* residual;  // null: none
   int64_t residual_stride;
   void* out;
   int64_t out_stride;
   int m, n, k;
   int tiles, units, groups, shift;  // shift: group_shift
-  int slices;                       // of k: the blocks of a cluster
-  int rows;                         // of tokens that have room in a stage
+  int slices;                       // slices of k: the blocks of a cluster
+  int rows;                         // tokens that a stage has room for
   Activation activation;
 };
 
-// A block: kDeep teams, which share k, of kAcross warps with kTiles tiles each.
+// A block has kDeep teams, which share k. A team has kAcross warps with kTiles tiles each.
 template <int kTokens_, int kTiles_, int kAcross_, int kDeep_, int kStages_, int kBlocksPerSm_>
 struct Shape {
   static constexpr int kTokens = kTokens_, kTiles = kTiles_, kAcross = kAcross_, kDeep = kDeep_;
@@ -43,16 +45,17 @@ struct Shape {
   static constexpr int kWarps = kAcross * kDeep, kThreads = 32 * kWarps;
   static constexpr int kChannels = kTileChannels * kTiles * kAcross;
   static constexpr int kColumns = kTokens / 8;
-  static constexpr int kRow = kChannels + 4;  // of sums: neighbouring lanes in other banks
+  static constexpr int kRow = kChannels + 4;  // stride of sums; neighbouring lanes use different
+                                              // banks
   static constexpr int kSums = kTokens * kRow, kSumBytes = kDeep * kSums * 4;
 };
 
 template <class Shape, bool kFine>
 struct Ring {
-  static constexpr int kRowBytes = kUnitInputs * 2;  // of tokens
+  static constexpr int kRowBytes = kUnitInputs * 2;  // of a token
   static constexpr int kWordBytes = (kFine ? 2 : 1) * kTileChannels * 4;
   static constexpr int kWarpBytes = Shape::kTiles * (kUnitBytes + kWordBytes);
-  __host__ __device__ static int stage_bytes(int rows) {  // of a team
+  __host__ __device__ static int stage_bytes(int rows) {  // of one team
     return Shape::kAcross * kWarpBytes + rows * kRowBytes;
   }
   __host__ __device__ static int bytes(int rows) {
@@ -61,7 +64,7 @@ struct Ring {
   }
 };
 
-// The warps of a team.
+// Synchronises the warps of a team.
 template <class Shape>
 __device__ __forceinline__ void meet(int team) {
   if constexpr (Shape::kAcross == 1) {
@@ -71,7 +74,7 @@ __device__ __forceinline__ void meet(int team) {
   }
 }
 
-// Block `rank` of the cluster's own copy of what lies at a shared address.
+// Returns the float at a shared-memory address in block `rank` of the cluster.
 __device__ __forceinline__ float load_of_block(uint32_t address, int rank) {
   float value;
 #if __CUDA_ARCH__ >= 900
@@ -114,9 +117,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const int first_token = blockIdx.y * Shape::kTokens;
   const int begin = static_cast<int>(static_cast<int64_t>(p.units) * slice / p.slices) + team;
   const int end = static_cast<int>(static_cast<int64_t>(p.units) * (slice + 1) / p.slices);
-  const int count = begin < end ? (end - begin + kDeep - 1) / kDeep : 0;  // of the team's units
+  const int count = begin < end ? (end - begin + kDeep - 1) / kDeep : 0;  // units of this team
 
-  // Tiles and tokens that there are not are taken from others, and dropped.
+  // For tiles and tokens beyond the end, others are read instead; their results are dropped.
   const int stage_bytes = Memory::stage_bytes(p.rows);
   const uint32_t ring = shared_address(memory) + team * kStages * stage_bytes;
   const uint32_t ring_end = ring + kStages * stage_bytes;
@@ -130,11 +133,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   int64_t tile_at[kTiles];
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) tile_at[i] = min(i, last_tile - first_tile) * tile_bytes;
-  constexpr int kLanes = 4 * kSets;  // that fetch a tile's words
+  constexpr int kLanes = 4 * kSets;  // lanes that fetch a tile's words
   const uint32_t* words =
       p.words + lane % kLanes * 4 +
       static_cast<int64_t>(min(first_tile + lane / kLanes, last_tile)) * p.groups * kTileChannels;
-  int group_unit = begin;  // that is fetched next
+  int group_unit = begin;  // the unit that is fetched next
   const auto fetch_weight = [&](uint32_t to) {
     to += own + lane * 16;
 #pragma unroll
@@ -147,10 +150,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     group_unit += kDeep;
   };
 
-  // 8 tokens' inputs of steps 0 and 1 lie side by side, and so do those of steps 2 and 3: 64 bytes
-  // a token, whose four vectors are turned about so that ldmatrix finds each of 8 tokens' in banks
-  // of its own. The columns of tokens are dealt out to the warps of a team.
-  constexpr bool kFew = Shape::kTokens == 8;  // rows that there are not take no memory
+  // In shared memory the inputs of 8 tokens for steps 0 and 1 are contiguous, and so are those for
+  // steps 2 and 3: 64 bytes per token, whose four vectors are swizzled so that ldmatrix reads the
+  // vectors of 8 tokens from different banks. The columns of tokens are distributed over the warps
+  // of a team.
+  constexpr bool kFew = Shape::kTokens == 8;  // rows beyond the end take no shared memory
   const int half_bytes = kFew ? p.rows * 64 : 512;
   const bool mine = !kFew || g < p.rows;
   const T* x = static_cast<const T*>(p.x) + (first_token + 8 * across + g) * p.x_stride +
@@ -252,7 +256,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     if (here == ring_end) here = ring;
   }
 
-  // The ring becomes sums [kDeep][tokens][channels].
+  // The ring's memory is reused for sums [kDeep][tokens][channels].
   __syncthreads();
   float* all = reinterpret_cast<float*>(memory);
   float* to = all + team * Shape::kSums + across * kTiles * kTileChannels + g;
@@ -286,7 +290,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     }
     static_cast<T*>(p.out)[row * p.out_stride + column] = from_float<T>(sum);
   }
-  if (p.slices > 1) wait_for_cluster();  // no block leaves before its sums are read
+  if (p.slices > 1) wait_for_cluster();  // no block exits before its sums are read
 }
 
 }  // namespace fusewire::cuda::nibbles

@@ -18,7 +18,7 @@ unsigned blocks_for(int64_t count) {
   return static_cast<unsigned>((count + kThreads - 1) / kThreads);
 }
 
-// A thread a word. `bytes` are those of `rows` channels from the tile's first on.
+// Each thread packs one word. `bytes` are those of `rows` channels from the tile's first on.
 __global__ void __launch_bounds__(kThreads)
     pack_codes(uint32_t* words, const uint8_t* bytes, int64_t rows, int64_t k, int64_t count) {
   wait_for_inputs();
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t unit = word / kSteps / 32, units = (k + kUnitInputs - 1) / kUnitInputs;
   const int64_t channel = unit / units * kTileChannels + lane / 4;
   const int64_t input = unit % units * kUnitInputs + 16 * step + 2 * (lane % 4);
-  const auto four = [&](int64_t row) -> uint32_t {  // of a step all inputs are there, or none
+  const auto four = [&](int64_t row) -> uint32_t {  // the inputs of a step are all present, or none
     if (row >= rows || input >= k) return 0;
     const uint8_t* at = bytes + (row * k + input) / 2;
     return at[0] | static_cast<uint32_t>(at[4]) << 8;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   words[word] = packed;
 }
 
-// pairs[j] of lane t of four becomes pairs[t] of lane j.
+// Transposes pairs over four lanes: pairs[j] of lane t becomes pairs[t] of lane j.
 __device__ __forceinline__ void transpose_of_four(uint32_t (&pairs)[4]) {
 #pragma unroll
   for (int step = 1; step <= 2; ++step) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void transpose_of_four(uint32_t (&pairs)[4]) {
   }
 }
 
-// The numbers of two steps: 32 neighbouring inputs, of which a lane writes 8, of two channels.
+// Dequantises two steps: 32 neighbouring inputs of two channels, of which a lane writes 8 each.
 template <class T>
 __device__ __forceinline__ void dequantize_half(T* to, uint32_t first, uint32_t second, uint2 word,
                                                 int64_t rows, int64_t stride) {
@@ -94,9 +94,9 @@ __device__ __forceinline__ void dequantize_half(T* to, uint32_t first, uint32_t 
   }
 }
 
-constexpr int kUnitsAtOnce = 4;  // of a warp
+constexpr int kUnitsAtOnce = 4;  // per warp
 
-// Grid: x = units, kUnitsAtOnce a warp, y = tiles. A lane has 16 bytes of each.
+// Grid: x = units, kUnitsAtOnce per warp, y = tiles. A lane has 16 bytes of each unit.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(T* to, const uint4* codes, const uint2* words, int64_t rows, int64_t k,
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int half = 0; half < 2; ++half) {
       const int64_t input =
           static_cast<int64_t>(first + i) * kUnitInputs + 32 * half + 8 * (lane % 4);
-      if (input >= k) return;  // so do the warp's other lanes
+      if (input >= k) return;  // the other lanes of the warp return too
       dequantize_half<T>(to + input, half ? packed[i].z : packed[i].x,
                          half ? packed[i].w : packed[i].y, word[i][half], rows - channel, k);
     }
@@ -169,7 +169,8 @@ void pack_int4(const PackArguments& a, const Stream& stream) {
   launch(pack_groups, blocks_for(words), kThreads, 0, stream, reinterpret_cast<uint32_t*>(a.scales),
          static_cast<const float*>(scales.get()), static_cast<const uint8_t*>(zeros.get()), a.n,
          given, stored, words);
-  // Products fetch weights before they wait for earlier kernels (launch.h), of which these are.
+  // Products fetch weights before they wait for earlier kernels (launch.h), so packing must have
+  // ended.
   check(cudaStreamSynchronize(handle(stream)), "pack");
 }
 

@@ -1,8 +1,8 @@
-// Rows are multiplied by the 4-bit numbers themselves: few by mma (int4_kernel.h), more by Hopper's
-// wgmma (sm90_int4.h). For many rows elsewhere, and those that these do not take, the weight
-// becomes 16-bit numbers in memory that the stream keeps, some channels at a time, and what
-// multiplies those multiplies these. Where a weight has an order of inputs, rows are brought into
-// it first, in memory of the same kind.
+// Products with int4 weights. Few rows are multiplied by mma (int4_kernel.h) and more rows by
+// Hopper's wgmma (sm90_int4.h); both read the 4-bit elements. For many rows on other GPUs, and
+// where these kernels do not fit, the weight is dequantised to 16 bits, some channels at a time, in
+// memory that the stream keeps, and the 16-bit product is used. If a weight has an order of inputs,
+// the columns of x are first reordered, in memory of the same kind.
 #include <algorithm>
 
 #include "core/gemm_part.h"
@@ -20,8 +20,8 @@
 namespace fusewire::cuda {
 namespace {
 
-// Channels that are dequantised at once, so many that they take at most 64 MB; of several parts all
-// are as large as each other, for then products are chosen once.
+// Returns the number of channels that are dequantised at a time, so that they take at most 64 MB.
+// All parts have about the same size, so that products are chosen once.
 int64_t part_of(int64_t n, int64_t k, int64_t number_bytes) {
   constexpr int64_t kMostBytes = 64 << 20, kWhole = 256;
   const int64_t parts = (n * k * number_bytes + kMostBytes - 1) / kMostBytes;
@@ -29,7 +29,7 @@ int64_t part_of(int64_t n, int64_t k, int64_t number_bytes) {
   return std::min(n, (channels + kWhole - 1) / kWhole * kWhole);
 }
 
-// Behind `taken` bytes of what the stream keeps.
+// Dequantises into the stream's kept memory, after its first `taken` bytes.
 template <class T>
 void run_dequantized(const GemmArguments& product, size_t taken, const Stream& stream) {
   const int64_t part = part_of(product.n, product.k, sizeof(T));
@@ -52,15 +52,16 @@ void multiply(const GemmArguments& a, size_t taken, const Stream& stream) {
   int4_gemm_fits<T>(a) ? int4_gemm<T>(a, stream) : run_dequantized<T>(a, taken, stream);
 }
 
-// Rows that are brought into an order at once: they take at most 64 MB, all parts alike.
+// Returns the number of rows that are reordered at a time: parts of about the same size, of at most
+// 64 MB.
 int64_t ordered_at_once(int64_t rows, int64_t row_bytes) {
   constexpr int64_t kMostBytes = 64 << 20, kWhole = 8;
   const int64_t parts = (rows * row_bytes + kMostBytes - 1) / kMostBytes;
   return std::min(rows, (rows + parts * kWhole - 1) / (parts * kWhole) * kWhole);
 }
 
-// What a weight is dequantised into lies behind the ordered rows, or, where the memory grows for
-// it, in other memory than these.
+// The dequantised weight follows the reordered rows in memory or, if that memory has to grow, is in
+// other memory.
 template <class T>
 void run_ordered(const GemmArguments& product, const Stream& stream) {
   const int64_t rows = ordered_at_once(product.m, product.k * sizeof(T));

@@ -1,4 +1,4 @@
-// Products with weights of 4 bits, as the table of kernels has them.
+// The products with int4 weights, for the kernel table.
 #pragma once
 
 #include "core/gemm.h"

@@ -1,14 +1,14 @@
-// How a matrix of 4-bit numbers lies in memory, and how its numbers come into registers.
+// The memory layout of a matrix of 4-bit elements, and their dequantisation in registers.
 //
-// A tile is 16 channels (mma's rows), a unit 64 neighbouring inputs of it (4 steps of mma): 512
-// bytes that a warp reads as 16 a lane, a word for each step. With g = lane / 4 and t = lane % 4,
-// the word of step s has channels g and g + 8 at the inputs 16 s + 2 t + {0, 1, 8, 9}: mma's
-// fragment, and that of wgmma, whose four warps have a tile each. Units of a tile lie side by side.
-// What lies beyond the matrix is zeros.
+// A tile is 16 channels (the rows of mma). A unit is 64 neighbouring inputs of a tile (4 steps of
+// mma): 512 bytes, of which each lane reads 16, a word per step. With g = lane / 4 and t = lane %
+// 4, the word of step s has channels g and g + 8 at the inputs 16 s + 2 t + {0, 1, 8, 9}. This is
+// the fragment of mma, and of wgmma, whose four warps have a tile each. The units of a tile are
+// contiguous. Elements beyond the matrix are zeros.
 //
-// A group of a channel's inputs has a word: the scale in fp32, whose last 4 bits are the zero
-// point. So a scale keeps 20 bits, all that one of 16 bits has. Words are [tile][group][g]{g, g +
-// 8}.
+// Each group of a channel's inputs has a word: the scale in fp32, whose last 4 bits are replaced by
+// the zero point. The scale keeps 20 significant bits, enough for all of a 16-bit scale. Words are
+// [tile][group][g]{g, g + 8}.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,7 +23,7 @@ namespace fusewire::cuda::nibbles {
 
 constexpr int kTileChannels = 16, kUnitInputs = 64, kSteps = 4;
 constexpr int kUnitBytes = kTileChannels * kUnitInputs / 2;
-constexpr int kFineGroup = 32;  // the one that a unit has two of
+constexpr int kFineGroup = 32;  // the only group size of which a unit has two
 constexpr uint32_t kZeroBits = 15;
 constexpr uint32_t kMiddle = 8;  // the zero point of symmetric weights
 
@@ -35,13 +35,15 @@ constexpr int64_t units_of(int64_t inputs) {
   return (inputs + kUnitInputs - 1) / kUnitInputs;
 }
 
-// Groups that have words. `group`: inputs of one, a power of two from 32 on; 0: all inputs.
+// Returns the number of groups that have words. `group`: inputs per group, a power of two from 32
+// on; 0: all inputs.
 constexpr int64_t groups_of(int64_t inputs, int64_t group) {
   if (group == 0) return 1;
   return group == kFineGroup ? 2 * units_of(inputs) : (inputs + group - 1) / group;
 }
 
-// A unit's group is its number shifted by this; of fine groups its first is twice its number.
+// Returns the shift that turns a unit's index into its group's. With fine groups it is not used: a
+// unit's first group is twice its index.
 inline int group_shift(int64_t group) {
   int shift = 0;
   if (group == 0) return 31;
@@ -53,19 +55,20 @@ __device__ __forceinline__ float scale_of(uint32_t word) {
   return __uint_as_float(word & ~kZeroBits);
 }
 
-// The zero points of channels g and g + 8, as `fragment` takes them.
+// The zero points of channels g and g + 8, in the form that `fragment` needs.
 template <class T>
 struct ZeroPoints;
 
-// A word's numbers, less their zero points, exactly: mma's registers of 16 channels x 16 inputs.
-// The 4 bits of a number become the lowest of the mantissa of 1024, or of 128 in bf16.
+// Dequantises a word to mma's registers of 16 channels x 16 inputs: its elements minus their zero
+// points, exactly. The 4 bits of an element become the lowest mantissa bits of 1024, or of 128 in
+// bf16.
 template <class T>
 __device__ __forceinline__ void fragment(uint32_t word, const ZeroPoints<T>& zeros,
                                          uint32_t (&a)[4]);
 
 constexpr uint32_t kLow = 0x000f000f, kNext = 0x00f000f0;
 
-// word & kMask | kBits in one instruction, which the compiler makes two of.
+// Returns word & kMask | kBits in one instruction; the compiler would use two.
 template <uint32_t kMask, uint32_t kBits>
 __device__ __forceinline__ uint32_t masked(uint32_t word) {
   uint32_t bits;
@@ -126,9 +129,9 @@ __device__ __forceinline__ void fragment<__nv_bfloat16>(uint32_t word,
   }
 }
 
-// Numbers times their scales, as products of many rows take them. A scale has more bits than T and
-// is the sum of two: numbers are rounded once, for the product of the smaller part is so small that
-// its own rounding does not tell (and scales that came in 16 bits have exact ones).
+// Dequantises including scales, for products of many rows. A scale has more bits than T and is the
+// sum of two Ts. Elements are rounded once: the product with the smaller part is so small that its
+// own rounding does not matter (and scales that came in 16 bits give exact ones).
 template <class T>
 struct GroupNumbers {
   using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;

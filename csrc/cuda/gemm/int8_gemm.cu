@@ -25,9 +25,9 @@ void launch_shape(const Problem& p, Activation activation, const Stream& stream)
 
 }  // namespace
 
-// Shapes were timed on an H200. Of few tokens reading the weight is the work, which takes many
-// blocks with much in flight. Two blocks of 128 x 128 have room on a multiprocessor with 100 KB, as
-// Ada's.
+// The shapes were timed on an H200. With few tokens, reading the weight takes the time, which needs
+// many blocks with many loads in flight. Two blocks of 128 x 128 fit on a multiprocessor with 100
+// KB of shared memory, such as Ada's.
 template <class T>
 void int8_gemm(const GemmArguments& a, const Stream& stream) {
   Problem p;

@@ -1,8 +1,9 @@
-// A block's tile of tokens x channels of an int8 product. Stages of k, 64 bytes of each row, come
-// by cp.async into a ring; a warp multiplies kWarpTokens tokens by kWarpChannels channels.
+// Kernel of an int8 product. A block computes a tile of tokens x channels. Pipeline stages of k, 64
+// bytes of each row, are copied by cp.async into a ring of buffers in shared memory. A warp
+// computes kWarpTokens tokens by kWarpChannels channels.
 //
-// Channels are dealt out to the columns of mma such that a thread ends up with 8 neighbouring ones
-// of a token, which are one vector of the output.
+// Channels are assigned to the columns of mma such that a thread ends up with 8 neighbouring
+// channels of a token, which are one vector of the output.
 #pragma once
 
 #include <type_traits>
@@ -14,24 +15,25 @@
 
 namespace fusewire::cuda::int8 {
 
-constexpr int kStageBytes = 64;            // of a row
-constexpr int kChunks = kStageBytes / 16;  // of a row, as copies and ldmatrix take them
-constexpr int kStepBytes = 32;             // of k, that one mma takes
-constexpr int kColumnTiles = 4;            // of 8 channels, that make vectors together
+constexpr int kStageBytes = 64;            // of k, per row
+constexpr int kChunks = kStageBytes / 16;  // 16-byte chunks of a row, the unit of copies and
+                                           // ldmatrix
+constexpr int kStepBytes = 32;             // bytes of k per mma
+constexpr int kColumnTiles = 4;            // tiles of 8 channels, whose sums together make vectors
 constexpr int kVectorChannels = 8 * kColumnTiles;
 
 struct Problem {
   const int8_t *x, *weight;
   int64_t x_stride, weight_stride;
   const float *token_scales, *channel_scales;
-  const void* bias;      // or null
-  const void* residual;  // or null
+  const void* bias;      // null: none
+  const void* residual;  // null: none
   int64_t residual_stride;
   void* out;
   int64_t out_stride;
   int m, n, k;
-  bool vectors;         // out, bias and residual can be accessed as such
-  bool channels_first;  // of the grid's x
+  bool vectors;         // out, bias and residual are aligned for vectors
+  bool channels_first;  // the grid's x is over channels
 };
 
 template <int kTokens_, int kChannels_, int kWarpTokens_, int kWarpChannels_, int kStages_>
@@ -45,7 +47,7 @@ struct Shape {
   static constexpr int kTokenBytes = kTokens * kStageBytes;
   static constexpr int kBytes = kTokenBytes + kChannels * kStageBytes;  // of a stage
   static constexpr int kSharedBytes = kStages * kBytes;
-  static constexpr int kRowsAtOnce = kThreads / kChunks;  // that are copied
+  static constexpr int kRowsAtOnce = kThreads / kChunks;  // rows copied at a time
   static_assert(kTokens % kRowsAtOnce == 0 && kChannels % kRowsAtOnce == 0);
 };
 
@@ -58,19 +60,20 @@ __device__ __forceinline__ void multiply_add(int32_t (&sum)[4], const uint4& a, 
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// Where a row's chunk is, such that the 8 rows of a matrix of ldmatrix lie in banks of their own:
-// neighbouring ones of tokens, and of channels those that channel_of() names.
+// Returns the offset of a chunk of a row, swizzled such that the 8 rows of an ldmatrix matrix lie
+// in different banks: 8 neighbouring tokens, or the 8 channels that channel_of() names.
 __device__ __forceinline__ int place(int row, int chunk) {
   return row * kStageBytes + ((chunk ^ (row / 2 + row / 8)) % kChunks) * 16;
 }
 
-// Of 32 channels that of a column of the tile-th mma: a thread has columns 2 t and 2 t
-// + 1.
+// Returns which of 32 channels a column of the tile-th mma is: a thread has columns 2 t and 2 t +
+// 1.
 __device__ __forceinline__ int channel_of(int tile, int column) {
   return column / 2 * 8 + 2 * tile + column % 2;
 }
 
-// What a thread makes of its sums of one token and 8 channels from `channel` on.
+// Epilogue of a thread: converts its sums of one token and the 8 channels from `channel` on, and
+// stores them.
 template <class T, Activation kActivation>
 struct Output {
   const Problem& p;
@@ -91,7 +94,7 @@ struct Output {
     const float token_scale = p.token_scales[token];
     float results[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {  // never contracted: the same bits by every kernel
+    for (int i = 0; i < 8; ++i) {  // no fused multiply-adds: every kernel gives the same bits
       const float sum = __fmul_rn(__fmul_rn(__int2float_rn(sums[i]), token_scale), scales[i]);
       results[i] = activated<T>(__fadd_rn(sum, bias[i]), kActivation);
     }
@@ -115,8 +118,8 @@ struct Output {
   }
 };
 
-// Grid: x = blocks of tokens, y = of channels, or the other way round: neighbours read the same
-// rows of the larger matrix, so that it comes from memory once.
+// Grid: x = blocks of tokens, y = blocks of channels, or the other way round: neighbouring blocks
+// read the same rows of the larger matrix, so that these are read from memory once.
 template <class T, class Shape, Activation kActivation>
 __global__ void __launch_bounds__(Shape::kThreads)
     product_kernel(const __grid_constant__ Problem p) {
@@ -129,8 +132,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const uint32_t ring = shared_address(memory);
   const int stages = (p.k + kStageBytes - 1) / kStageBytes;
 
-  // Rows that there are not, and what is beyond k, are zeros. A thread copies one chunk of every
-  // so many-th row.
+  // Rows and columns beyond m, n and k are filled with zeros. A thread copies one chunk of every
+  // kRowsAtOnce-th row.
   constexpr int kRowsAtOnce = Shape::kRowsAtOnce;
   const int copied = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
   const auto fetch = [&](uint32_t to, const int8_t* from, int64_t stride, int first, auto rows,
@@ -165,9 +168,9 @@ __global__ void __launch_bounds__(Shape::kThreads)
     end_copies();
   }
 
-  // A lane's row of the matrices that ldmatrix takes four at a time, as mma wants them: of tokens 8
-  // and 8 more, then the next 16 bytes of both; of channels 16 bytes and 16 more, then those of the
-  // next tile.
+  // A lane's row in the four matrices that ldmatrix loads at a time, in the order of mma. For
+  // tokens: 8 rows and the next 8, then the next 16 bytes of both. For channels: 16 bytes and the
+  // next 16, then those of the next tile.
   const int token = warp / Shape::kAcross * Shape::kWarpTokens + lane / 8 % 2 * 8 + lane % 8;
   const int channels = warp % Shape::kAcross * Shape::kWarpChannels;
   int32_t sums[kGroups][kRowTiles][kColumnTiles][4] = {};

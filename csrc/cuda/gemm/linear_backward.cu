@@ -1,10 +1,10 @@
-// The gradient of a weight by cuBLASLt: dw[out, in] = dy^T . x with fp32 sums and result, whatever
-// the type of dy and x. The library thinks in columns: dw^T = x . dy^T, with x its A [in, rows] and
-// dy its B [out, rows], transposed.
+// Computes the gradient of a weight with cuBLASLt: dw[out, in] = dy^T . x, accumulated and stored
+// in fp32, whatever the type of dy and x. The library uses column-major matrices: dw^T = x . dy^T,
+// with x as its A [in, rows] and dy as its B [out, rows], transposed.
 //
-// A shape and bucket of rows has one algorithm, that the library suggests for the most rows of the
-// bucket, so that bits do not depend on what was computed before. Sums that are split over rows go
-// through the workspace: in place they would be added in the order in which blocks end.
+// A shape and bucket of rows has one algorithm, which the library suggests for the most rows of the
+// bucket, so that bits do not depend on what was computed before. Sums that are split over rows use
+// the workspace: in place they would be added in the order in which blocks end.
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -22,8 +22,9 @@ namespace {
 
 using namespace cublaslt;
 
-// Rows that fp32 adds up in one product; the products are added to one another. One long chain
-// would cost precision, and reading and writing dw once more a small part of the time.
+// The most rows that one fp32 product accumulates; more rows are several products, added to dw one
+// after the other. One long chain of additions would cost precision, while reading and writing dw
+// once more takes a small part of the time.
 constexpr int64_t kMostRows = 1024;
 
 struct Layouts {

@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kVector = 8, kMostThreads = 512;
 
-// Grid: x = blocks of columns, y = rows, of which a block takes each gridDim.y-th. A thread has
-// kVector columns, whose places it keeps: they are weights, and are fetched before the inputs.
+// Grid: x = blocks of columns, y = rows; a block computes every gridDim.y-th row. A thread has
+// kVector columns, whose indices it keeps in registers: they are part of the weight, so they are
+// fetched before the inputs are waited for.
 __global__ void __launch_bounds__(kMostThreads)
     order_kernel(uint4* to, const uint16_t* x, int64_t x_stride, const int4* order, int64_t rows,
                  int vectors) {
@@ -37,8 +38,9 @@ __global__ void __launch_bounds__(kMostThreads)
 
 void order_rows(void* to, const GemmOperand& x, const int32_t* order, int64_t rows, int64_t k,
                 const Stream& stream) {
-  // Few rows are spread over many multiprocessors, as what is scattered is read by the line; of
-  // many each block has as much of a row as it can, which it reads from its own cache then.
+  // Few rows are spread over many multiprocessors, because scattered reads load whole cache lines.
+  // With many rows each block takes as much of a row as it can, which it then reads from its L1
+  // cache.
   constexpr int kFewRows = 16;
   const int vectors = static_cast<int>(k / kVector), threads = rows <= kFewRows ? 64 : kMostThreads;
   const int across = (vectors + threads - 1) / threads;

@@ -7,9 +7,9 @@
 namespace fusewire::cuda {
 namespace {
 
-constexpr int kTile = 16;  // rows and columns of the output a block computes, one element a thread
+constexpr int kTile = 16;  // rows and columns of the output per block, one element per thread
 
-// Of sums of e4m3 at k of a row and a column.
+// Returns the scale of e4m3 sums at k of a row and a column.
 __device__ __forceinline__ float block_scale(const GemmArguments& a, int64_t row, int64_t column,
                                              int64_t k) {
   const int64_t block = k / kFloat8Block;
@@ -18,7 +18,7 @@ __device__ __forceinline__ float block_scale(const GemmArguments& a, int64_t row
                  a.weight.scales)[column / kFloat8Block * float8_blocks(a.k) + block];
 }
 
-// A block's tile; the parts of x and weight it multiplies, of Element, pass through shared memory.
+// A block computes a tile; its parts of x and weight, of type Element, are staged in shared memory.
 template <class T, class Element>
 __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
   let_next_start();
@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
     weight[ty][tx] =
         inside && first_column + ty < a.n ? to_float(weight_row[(k + tx) * weight_step]) : 0.0f;
     __syncthreads();
-    float part = 0.0f;  // rounding grows with the length of a chain of additions
+    float part = 0.0f;  // a separate sum: rounding errors grow with the length of a chain of
+                        // additions
 #pragma unroll
     for (int i = 0; i < kTile; ++i) part += x[ty][i] * weight[tx][i];
     sum += a.blocks && row < a.m && column < a.n ? part * block_scale(a, row, column, k) : part;

@@ -1,5 +1,5 @@
-// Any matrix product at all, by multiply-adds in fp32: what the libraries and our tensor core
-// kernels cannot say in their epilogues. Right, never fast.
+// Computes any matrix product with fp32 multiply-adds: the fallback for what the epilogues of the
+// libraries and of our tensor core kernels do not support, and a reference. It is never fast.
 #pragma once
 
 #include "core/gemm.h"

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm whose rows are quantised as they are made.
+// LayerNorm and RMSNorm that quantise the rows they produce.
 #include "cuda/gemm/quantize_row.h"
 #include "cuda/kernels.h"
 #include "cuda/rows/norm.h"
@@ -6,7 +6,7 @@
 namespace fusewire::cuda {
 namespace {
 
-// As norm_rows; what is quantised has been rounded to T.
+// As norm_rows, followed by quantisation of the output after it was rounded to T.
 template <class T, class Code, class L>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     quantize_norm_kernel(NormArguments a, QuantizeArguments q, bool centered) {

@@ -1,5 +1,5 @@
-// A row to e4m3 or int8 by the threads that hold it. Code is the type of the numbers, Float8Block
-// of those in blocks.
+// Quantises a row to e4m3 or int8 in the threads that hold it in registers. Code is the element
+// type; Float8Block stands for e4m3 in blocks.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -11,8 +11,8 @@
 
 namespace fusewire::cuda {
 
-// Bits of magnitudes are in the order of the magnitudes, with infinity and then NaN above all: of
-// these a maximum of floats would lose NaN.
+// Returns the maximum over the row's kThreads threads. The bits of magnitudes have the order of the
+// magnitudes, with infinity and then NaN above all; a maximum of floats would lose NaN.
 template <int kThreads>
 __device__ __forceinline__ unsigned reduce_bits(unsigned bits) {
   bits = __reduce_max_sync(kWholeWarp, bits);
@@ -30,15 +30,16 @@ struct RowScale {
   float scale, inverse;
 };
 
-// How a code is made: the scale of a row whose largest magnitude is `top`; four numbers, divided by
-// that scale, in a word, the first in the lowest byte; one number, with saturation.
+// How a type is quantised. scale_of: the scale of a row whose largest magnitude is `top`. four:
+// four elements, already divided by that scale, packed into 32 bits, the first in the lowest byte.
+// one: one element, with saturation.
 template <class Code>
 struct Coding;
 
 template <>
 struct Coding<__nv_fp8_e4m3> {
   __device__ __forceinline__ static RowScale scale_of(float top) {
-    constexpr float kMost = 448.0f, kLeastTop = 1e-30f;  // whose reciprocal is finite
+    constexpr float kMost = 448.0f, kLeastTop = 1e-30f;  // its reciprocal is finite
     top = fmaxf(top, kLeastTop);
     return {__fdiv_rn(top, kMost), __fdiv_rn(kMost, top)};
   }
@@ -56,7 +57,7 @@ struct Coding<__nv_fp8_e4m3> {
 
 template <>
 struct Coding<Float8Block> : Coding<__nv_fp8_e4m3> {
-  // A thread has several: one division each.
+  // A thread computes several scales, with one division each.
   __device__ __forceinline__ static RowScale scale_of(float top) {
     constexpr float kMost = 448.0f, kLeastTop = 1e-30f;
     top = fmaxf(top, kLeastTop);
@@ -72,7 +73,7 @@ struct Coding<int8_t> {
     if (top < kLeastTop) return {0.0f, 0.0f};
     return {__fdiv_rn(top, kMost), __fdiv_rn(kMost, top)};
   }
-  // The sum leaves the nearest integer in the low bits: conversions take twice as long.
+  // The addition leaves the nearest integer in the low bits; conversions take twice as long.
   __device__ __forceinline__ static uint32_t four(float a, float b, float c, float d) {
     const auto bits = [](float x) { return __float_as_uint(__fadd_rn(x, 0x1.8p23f)); };
     const auto two = [&](float x, float y) { return __byte_perm(bits(x), bits(y), 0x0040); };
@@ -93,12 +94,12 @@ __device__ __forceinline__ RowScale scale_of(unsigned bits, const QuantizeArgume
   return Coding<Code>::scale_of(__uint_as_float(bits));
 }
 
-// The larger of two pairs of T's magnitudes, as their bits.
+// Returns the larger magnitudes of two pairs of T, as bits.
 __device__ __forceinline__ uint32_t larger(uint32_t magnitudes, uint32_t pair) {
   return __vmaxu2(magnitudes, pair & 0x7fff7fffu);
 }
 
-// As the larger of two pairs, of pack i too.
+// As above, over the four pairs of pack i.
 template <class L, class T>
 __device__ __forceinline__ uint32_t larger(uint32_t magnitudes, const RowPacks<L, T>& x, int i) {
   const uint4 words = reinterpret_cast<const uint4&>(x[i]);
@@ -106,7 +107,7 @@ __device__ __forceinline__ uint32_t larger(uint32_t magnitudes, const RowPacks<L
   return larger(larger(magnitudes, words.z), words.w);
 }
 
-// Pack i times `inverse` to row `out` of a.data.
+// Stores pack i times `inverse` to the row `out`.
 template <class Code, class L, class T>
 __device__ __forceinline__ void store_codes(uint8_t* out, int padded, const RowPacks<L, T>& x,
                                             int i, float inverse) {
@@ -115,13 +116,13 @@ __device__ __forceinline__ void store_codes(uint8_t* out, int padded, const RowP
   for (int j = 0; j < 8; j += 4) {
     const auto at = [&](int e) { return __fmul_rn(element<L, T>(x, i * 8 + j + e), inverse); };
     const uint32_t four = Coding<Code>::four(at(0), at(1), at(2), at(3));
-    words[j / 4] = inverse == 0.0f ? 0 : four;  // infinities times 0 are no zeros
+    words[j / 4] = inverse == 0.0f ? 0 : four;  // infinity times 0 is NaN, not 0
   }
   if (L::column(i) >= padded) return;
   *reinterpret_cast<uint2*>(out + L::column(i)) = make_uint2(words[0], words[1]);
 }
 
-// Row `row` of a.data and a.scales from the packs x, which are 0 beyond the columns.
+// Writes row `row` of a.data and a.scales from the packs x, which are 0 beyond the columns.
 template <class Code, class L, class T>
 __device__ __forceinline__ void quantize_row(const QuantizeArguments& a, const RowPacks<L, T>& x,
                                              int64_t row) {
@@ -159,8 +160,8 @@ __device__ __forceinline__ void quantize_row(const QuantizeArguments& a, const R
   }
 }
 
-// Calls body(RowLayout) for the smallest layout of packs of 8 that holds rows of a.padded; false
-// where none does, or `vectors` are not to be had.
+// Calls body(RowLayout) for the smallest layout of packs of 8 that holds rows of a.padded columns.
+// Returns false if there is none, or if the data is not aligned for `vectors`.
 template <class T, class Body>
 bool with_quantized_layout(const QuantizeArguments& a, bool vectors, Body&& body) {
   if (!vectors || a.cols % Vector<T>::kSize != 0) return false;

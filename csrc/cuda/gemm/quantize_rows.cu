@@ -7,7 +7,7 @@
 namespace fusewire::cuda {
 namespace {
 
-constexpr int kWideThreads = 256;  // of a row that no layout holds or that is not aligned
+constexpr int kWideThreads = 256;  // for a row that fits no layout or is not aligned
 
 template <class T, class Code, class L>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) quantize_kernel(QuantizeArguments a) {
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) quantize_kernel(Qu
   quantize_row<Code, L, T>(a, x, row);
 }
 
-// kDivides: by the scale, rather than to multiply by its reciprocal.
+// kDivides: divides by the scale instead of multiplying by its reciprocal.
 template <class T, class Code, bool kDivides>
 __global__ void __launch_bounds__(kWideThreads) quantize_wide_kernel(QuantizeArguments a) {
   let_next_start();
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kWideThreads) quantize_wide_kernel(QuantizeArg
   }
 }
 
-// A warp takes a block at a time.
+// A warp quantises a block at a time.
 template <class T>
 __global__ void __launch_bounds__(kWideThreads) quantize_wide_blocks_kernel(QuantizeArguments a) {
   constexpr int kNumbers = kFloat8Block / kWarp;
@@ -87,8 +87,8 @@ __device__ __forceinline__ void activate_row(RowPacks<L, T>& x, const RowPacks<L
   }
 }
 
-// The branch is outside of the unrolled loops. What is activated is rounded to T, as an op of its
-// own would leave it.
+// The branch is outside of the unrolled loops. The activation's result is rounded to T, as if it
+// were an op of its own.
 template <class T, class Code, class L, bool kGated>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     quantize_activated_kernel(QuantizeArguments a, Activation activation) {

@@ -1,5 +1,5 @@
-// Rows of numbers in 8 bits with a scale a row, activations by the token, weights by the channel,
-// or with one for each block of a row.
+// Quantises rows to 8 bits, with a scale per row (per token of activations, per channel of weights)
+// or per block of a row.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,29 @@
 
 namespace fusewire::cuda {
 
-// What a product of 8 bits takes k as: rows of this many bytes serve TMA and cuBLASLt.
+// Products in 8 bits take k as a multiple of this: TMA and cuBLASLt need rows of 16 bytes.
 constexpr int64_t kCodeColumns = 16;
-// Scales of rows that tiles reach beyond the last one are read, though not used.
+// Tiles read scales of rows beyond the last one, without using them.
 constexpr int64_t kScalesBeyond = 256;
 
-// Of rows in e4m3 with a scale for each kFloat8Block numbers: the distance from one block's scales
-// to the next one's, whose first has the address that bulk copies want.
+// Returns the distance between the scales of two neighbouring blocks of a row, for rows in e4m3
+// with a scale per kFloat8Block elements. It is a multiple of 16 bytes, the alignment of bulk
+// copies.
 constexpr int64_t block_scale_stride(int64_t rows) {
   return (rows + 3) / 4 * 4;
 }
 
-// data[r, c] = e4m3(x[r, c] * (448 / top)), nearest even, and scales[r] = top / 448, where top is
-// the largest magnitude of the row, or 1e-30 if that is larger: the scale of zeros is not 0. With
-// `given`, or `input_scale` for all rows, these take their place, and what they do not reach
-// becomes 448. Columns from cols to `padded` are 0. A row with NaN or infinity is zeros with the
-// scale NaN, which a product with it is, too.
+// Computes data[r, c] = e4m3(x[r, c] * (448 / top)), rounded to nearest even, and scales[r] = top /
+// 448, where top is the largest magnitude of the row, at least 1e-30, so that the scale of zeros is
+// not 0. `given` (per row) or `input_scale` (for all rows) replaces these scales; values beyond
+// their range saturate at 448. Columns from cols to `padded` are 0. A row with NaN or infinity
+// becomes zeros with the scale NaN, so that its product is NaN too.
 //
-// Of Float8Block each block of a row is such a row, whose scale is scales[block, r]. Rows from
-// `together` on have theirs behind those of the others, as a matrix of their own.
+// With Float8Block each block of a row is quantised in this way, with the scale scales[block, r].
+// The scales of rows from `together` on follow those of the others, as a matrix of their own.
 //
-// Of int8 127 stands in the place of 448, and a row whose scale would be no normal number is zeros
-// with the scale 0: as on the CPU.
+// For int8 127 replaces 448, and a row whose scale would not be a normal number becomes zeros with
+// the scale 0, as on the CPU.
 struct QuantizeArguments {
   uint8_t* data;  // [rows, padded], aligned to 16 bytes
   float* scales;  // [rows], or [float8_blocks(padded), scale_stride]
@@ -53,29 +54,31 @@ struct QuantizeArguments {
 template <class T, class Code>
 void quantize_rows(const QuantizeArguments& a, const Stream& stream);
 
-// The same of weights in int8, which are divided by their scale, as on the CPU: an int8 activation
-// is multiplied by its reciprocal.
+// As quantize_rows, for int8 weights: elements are divided by the scale, as on the CPU, while
+// activations are multiplied by its reciprocal.
 template <class T>
 void quantize_int8_weights(const QuantizeArguments& a, const Stream& stream);
 
-// The same of activation(x), or of activation(x) times the columns from cols on if `gated`: in one
-// pass where registers hold a row, else x is activated in place first. Same bits either way.
+// As quantize_rows, of activation(x) or, if `gated`, of activation(x) times the columns from cols
+// on. One pass if registers hold a row, otherwise x is first activated in place. The bits are the
+// same either way.
 template <class T, class Code>
 void quantize_activated(const QuantizeArguments& a, Activation activation, bool gated,
                         const Stream& stream);
 
-// The same of what the norm writes, which is q.x: LayerNorm, or RMSNorm unless `centered`.
+// As quantize_rows, of the output of the norm, which is q.x: LayerNorm if `centered`, otherwise
+// RMSNorm.
 template <class T, class Code>
 void quantize_norm(const QuantizeArguments& q, const NormArguments& norm, bool centered,
                    const Stream& stream);
 
 struct QuantizedRows {
   uint8_t* data;
-  float* scales;  // and kScalesBeyond more
+  float* scales;  // followed by kScalesBeyond more
 };
 
-// Memory for a product's rows [rows, padded] and their scales, until the stream's next op that
-// keeps some (kept_memory.h): products take none.
+// Returns memory for the rows [rows, padded] of a product and their scales. It is valid until the
+// next op on the stream that keeps memory (kept_memory.h), which products do not.
 QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded, int64_t scales);
 
 }  // namespace fusewire::cuda

@@ -1,4 +1,4 @@
-// The Hopper matrix product's configurations, and those of 16-bit operands.
+// The configurations of the Hopper matrix products, and the kernels for 16-bit operands.
 #include "cuda/gemm/sm90_gemm.h"
 #include "cuda/gemm/sm90_gemm_launch.h"
 
@@ -14,10 +14,10 @@ constexpr Configuration kLarge[] = {
     {128, 256, 0}, {128, 232, 0},       {128, 184, 0},       {128, 152, 0},
     {128, 120, 0}, {128, 184, 0, true}, {128, 152, 0, true}, {128, 120, 0, true},
 };
-// Small configurations are all of these tiles with all of these splits.
+// The small configurations are all combinations of these tiles and splits.
 constexpr Configuration kSmall[] = {{64, 16, 1},  {64, 32, 1},  {64, 64, 1},  {64, 128, 1},
                                     {128, 32, 1}, {128, 64, 1}, {128, 128, 1}};
-// Of e4m3: registers hold a large tile's sums twice.
+// For e4m3: registers hold the sums of a large tile twice.
 constexpr int kMostPromoted = 152;
 constexpr int kSplits[] = {1, 2, 3, 4, 5, 6, 8};
 constexpr int kLargeCount = sizeof(kLarge) / sizeof(kLarge[0]);
@@ -27,7 +27,8 @@ constexpr int kCount = kLargeCount + sizeof(kSmall) / sizeof(kSmall[0]) * kSplit
 Configuration configuration_of(int number, const GemmArguments& a) {
   if (number < kLargeCount) {
     Configuration c = kLarge[number];
-    // Wgmma's instructions of integers, and halves of tiles of blocks.
+    // wgmma of integers needs a multiple of 16 tokens, and tiles of e4m3 in blocks are multiplied
+    // in halves.
     if (a.integers || a.blocks) c.tokens -= c.tokens % 16;
     return c;
   }
@@ -49,7 +50,7 @@ bool sm90_operands_fit(const GemmArguments& a) {
   };
   if (bytes && (a.x.stride % 16 != 0 || a.weight.stride % 16 != 0)) return false;
   constexpr int64_t kMost = 1 << 30;
-  const bool whole = a.n % 8 == 0;  // else TMA would write between the rows
+  const bool whole = a.n % 8 == 0;  // otherwise TMA would write between the rows
   return !(a.weight.transposed || !aligned(a.out, a.out_stride) || !aligned(a.x.data, a.x.stride) ||
            !aligned(a.weight.data, a.weight.stride) || !aligned(a.bias, 0) ||
            !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
@@ -64,11 +65,12 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
   const Configuration c = configuration_of(configuration, a);
   const bool promoted = bytes && !a.integers;
   if (c.split == 0 && promoted && (c.ping_pong || c.tokens > kMostPromoted)) return false;
-  if (c.split == 0) {  // ping-pong's registers have no room for an activation before a residual
+  if (c.split == 0) {  // ping-pong has no registers left for an activation before a residual
     return a.m > 128 && whole &&
            !(c.ping_pong && a.residual != nullptr && a.activation != Activation::kNone);
   }
-  // What cannot win is not timed: tiles that are mostly padding, or small and many.
+  // Configurations that cannot be the fastest are not timed: tiles that are mostly padding, and
+  // many small tiles.
   const int64_t token_tiles = tiles(a.m, c.tokens);
   const int64_t blocks = tiles(a.n, c.channels) * token_tiles * c.split;
   const bool many = c.tokens == 32 && tiles(a.n, c.channels) > multiprocessors();  // a vocabulary

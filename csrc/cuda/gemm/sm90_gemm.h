@@ -1,5 +1,5 @@
-// Our own matrix products for Hopper (T is __half or __nv_bfloat16). They come in numbered
-// configurations (tile, slices of k); which is fastest for a shape is measured, see gemm_choice.h.
+// Our own matrix products for Hopper (T is __half or __nv_bfloat16). They have numbered
+// configurations (tile, slices of k); which one is fastest for a shape is measured (gemm_choice.h).
 #pragma once
 
 #include "core/gemm.h"
@@ -13,15 +13,15 @@ struct Sm90Configuration {
 };
 
 int sm90_gemm_configurations();
-// Whether TMA reaches the operands, and the epilogue what it adds and writes.
+// Returns whether TMA supports the operands, and the epilogue what it adds and writes.
 bool sm90_operands_fit(const GemmArguments& a);
-// Whether this configuration can compute the product: alignment of TMA, sizes.
+// Returns whether this configuration can compute the product: alignment of TMA, sizes.
 bool sm90_gemm_fits(const GemmArguments& a, int configuration);
 template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream);
-// The first configuration that can compute it, on a Hopper GPU; -1: none can.
+// Returns the first configuration that can compute the product on a Hopper GPU; -1: none can.
 int first_sm90_configuration(const GemmArguments& a);
-// Products of 8-bit codes with scales.
+// Products of 8-bit operands with scales.
 template <class T>
 void sm90_gemm_float8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
 template <class T>

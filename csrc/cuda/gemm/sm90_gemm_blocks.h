@@ -1,5 +1,5 @@
-// Products of e4m3 in blocks: a stage of the ring is a block of k, whose sums are multiplied by the
-// scales of its tokens and channels and added up in fp32.
+// Products of e4m3 in blocks. A pipeline stage is a block of k, whose sums are multiplied by the
+// scales of its tokens and channels and accumulated in fp32.
 #pragma once
 
 #include "core/weight.h"
@@ -8,11 +8,11 @@
 
 namespace fusewire::cuda::sm90 {
 
-// The scales along k of a weight's rows in blocks, asked for one after the other by whole warps:
-// each lane reads every 32nd, 32 ahead of its turn.
+// The scales of a weight's block of rows along k. Whole warps ask for them one after the other;
+// each lane loads every 32nd scale, 32 blocks ahead of its use.
 class BlockScales {
  public:
-  // Those of the kFloat8Block rows that `row` is one of: `blocks` of them, from `first` on.
+  // Reads `blocks` scales, from block `first` on, of the kFloat8Block rows that contain `row`.
   __device__ __forceinline__ BlockScales(const float* scales, int rows, int k_blocks, int row,
                                          int first, int blocks)
       : at_(scales + int64_t{min(row, rows - 1) / static_cast<int>(kFloat8Block)} * k_blocks +
@@ -39,7 +39,8 @@ class BlockScales {
   float held_ = 0, next_;
 };
 
-// d += a stage of a block that has been waited for, times the scales of its tokens and `channel`.
+// Adds the sums of a stage in blocks, times the scales of its tokens and `channel`, to d. The
+// products must have ended.
 template <int kTokens>
 __device__ __forceinline__ void promote_block(float* d, float (&part)[kTokens / 2],
                                               const float* token_scales, float channel) {
@@ -56,23 +57,24 @@ __device__ __forceinline__ void promote_block(float* d, float (&part)[kTokens / 
   }
 }
 
-// A stage in shared memory, as a warpgroup multiplies it.
+// A stage in shared memory, as the warpgroup reads it.
 struct BlockStage {
   int index;
   uint64_t weight, tokens;    // descriptors
-  const float* token_scales;  // of the tile
+  const float* token_scales;  // of the tile's tokens
 };
 
-// d += kBlocks blocks of k of 64 channels x kTokens, from block k on. The halves of the tokens are
-// multiplied in turn, so that one's products run while the other's are promoted. next() waits for a
-// stage, release(index) gives one back, and meanwhile(k) comes once a block.
+// Adds kBlocks blocks of k, of 64 channels x kTokens, from block k on, to d. The two halves of the
+// tokens are multiplied in turn, so that the products of one run while those of the other are
+// promoted. next() waits for a stage, release(index) releases one, and meanwhile(k) is called once
+// per block.
 template <int kTokens, int kBlocks, class Next, class Release, class Meanwhile>
 __device__ __forceinline__ void multiply_some_blocks(float (&d)[kTokens / 2],
                                                      BlockScales& channel_scales, int k,
                                                      const Next& next, const Release& release,
                                                      const Meanwhile& meanwhile) {
   constexpr int kHalf = kTokens / 2;
-  constexpr int kRowChunks = 8;  // of 16 bytes
+  constexpr int kRowChunks = 8;  // 16-byte chunks of a row
   static_assert(kHalf % 8 == 0);
   float first[kHalf / 2], second[kHalf / 2];
   BlockStage last = {};
@@ -101,8 +103,8 @@ __device__ __forceinline__ void multiply_some_blocks(float (&d)[kTokens / 2],
   promote_second();
 }
 
-// d = all of them. The assembler follows what runs meanwhile through unrolled code alone, and would
-// make the products wait for each other in a loop over single blocks.
+// Sets d to the sum of all blocks. The loop is unrolled because ptxas tracks which products run
+// concurrently only through unrolled code; in a loop over single blocks it would serialise them.
 template <int kTokens, class... Uses>
 __device__ __forceinline__ void multiply_blocks(float (&d)[kTokens / 2], BlockScales channel_scales,
                                                 int k_blocks, const Uses&... uses) {

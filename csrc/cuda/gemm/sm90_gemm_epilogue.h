@@ -1,8 +1,8 @@
-// What happens to a product's accumulators: bias, activation, residual, one rounding.
+// The epilogue of a Hopper product: bias, activation and residual in fp32, rounded once.
 //
 // Both kernels compute transposed tiles: the weight's rows (output channels) are wgmma's 64-row
 // side and the tokens its flexible side, any multiple of 8 up to 256. So a ragged number of tokens
-// divides well over the multiprocessors, and a thread needs only two biases a tile.
+// divides well over the multiprocessors, and a thread needs only two biases per tile.
 #pragma once
 
 #include <type_traits>
@@ -68,8 +68,9 @@ struct ReluActivation {
 };
 
 // x Phi(x) = max(x, 0) - t Q(t) with t = |x| and the upper tail Q(t) = erfc(t / sqrt 2) / 2. log2 Q
-// is smooth: its minimax polynomial of degree 5 gives Q within 8.4e-5 of its value wherever t Q(t)
-// is not below fp16's normal range, that is 0.17 ulp of an fp16 result, and falls to 0 beyond.
+// is smooth: its minimax polynomial of degree 5 gives Q with a relative error of at most 8.4e-5
+// wherever t Q(t) is not below fp16's normal range, which is 0.17 ulp of an fp16 result, and falls
+// to 0 beyond.
 struct NormalActivation {
   __device__ __forceinline__ float operator()(float x) const {
     const float t = fabsf(x);
@@ -104,14 +105,14 @@ __device__ __forceinline__ void with_activation(const ActivationFormula& f, Use&
   }
 }
 
-// What a thread's sums stand for. Of a tile of 8 tokens it has those of two neighbours, for each of
-// two channels, 8 apart.
+// How a thread's sums become results. In a tile of 8 tokens a thread has the sums of two
+// neighbouring tokens for each of two channels, 8 apart.
 struct NoScales {
   __device__ __forceinline__ float2 tokens(int) const { return {}; }
   __device__ __forceinline__ float operator()(float sum, float, int) const { return sum; }
 };
 
-// Never contracted with the addition that follows: the same bits by every kernel.
+// The products are not contracted with the addition that follows: every kernel gives the same bits.
 __device__ __forceinline__ float scaled_sum(float sum, float token, float channel) {
   return __fmul_rn(__fmul_rn(sum, token), channel);
 }
@@ -119,10 +120,11 @@ __device__ __forceinline__ float scaled_sum(int32_t sum, float token, float chan
   return scaled_sum(__int2float_rn(sum), token, channel);
 }
 
-// kShared: the tokens' are in shared memory, else the kernel before wrote them to the device's.
+// kShared: the tokens' scales are in shared memory; otherwise the previous kernel wrote them to
+// global memory.
 template <bool kShared>
 struct RowScales {
-  const float2* pairs;  // of this thread's tokens of the first 8
+  const float2* pairs;  // of this thread's tokens among the first 8
   float channels[2];
 
   // `token_scales` are those of the tile's tokens, `channel` is the thread's first.
@@ -134,7 +136,7 @@ struct RowScales {
       channels[h] = channel + 8 * h < n ? channel_scales[channel + 8 * h] : 0.0f;
     }
   }
-  // Scales of this thread's two among the column-th 8 tokens.
+  // Returns the scales of this thread's two tokens among the column-th 8.
   __device__ __forceinline__ float2 tokens(int column) const {
     return kShared ? pairs[4 * column] : __ldcg(pairs + 4 * column);
   }
@@ -144,8 +146,9 @@ struct RowScales {
   }
 };
 
-// Four (two) 8 x 8 matrices between fragments and rows of 16 bytes at `row`, transposed: a thread's
-// pair of neighbouring tokens of one channel to (from) rows of 8 channels of one token.
+// Store (load) four (two) 8 x 8 matrices from (to) fragments to (from) rows of 16 bytes at `row`,
+// transposed: a thread's pair of neighbouring tokens of one channel becomes part of rows of 8
+// channels of one token.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&pairs)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
@@ -169,16 +172,17 @@ __device__ __forceinline__ void load_transposed_half(uint32_t row, uint32_t (&pa
                : "memory");
 }
 
-// Where a lane's row of a tile of 64 channels a token begins, for the instructions above: lane l
-// has row l % 8 of matrix l / 8: tokens + 8 (l / 16), channels + 8 (l / 8 % 2). 8 tokens: + 1024.
+// Returns the address of a lane's row, for the instructions above, in a tile with 64 channels per
+// token: lane l has row l % 8 of matrix l / 8: tokens + 8 (l / 16), channels + 8 (l / 8 % 2). The
+// next 8 tokens are 1024 bytes further.
 __device__ __forceinline__ uint32_t fragment_row(const uint8_t* tile) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int chunk = 2 * warp + lane / 8 % 2;
   return shared_address(tile) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ (lane % 8)) * 16);
 }
 
-// Tokens [kBegin, kEnd) of a warpgroup's 64 channels x kTokens residual from `piece`, rows of 64
-// channels, swizzled as TMA leaves them: pairs[2 j + h] belongs to d[4 j + 2 h].
+// Loads tokens [kBegin, kEnd) of a warpgroup's residual, 64 channels x kTokens, from `piece`: rows
+// of 64 channels, swizzled by TMA. pairs[2 j + h] belongs to d[4 j + 2 h].
 template <int kTokens, int kBegin, int kEnd>
 __device__ __forceinline__ void load_piece(uint32_t (&pairs)[kTokens / 4], const uint8_t* piece) {
   const uint32_t row = fragment_row(piece);
@@ -193,15 +197,15 @@ __device__ __forceinline__ void load_piece(uint32_t (&pairs)[kTokens / 4], const
   }
 }
 
-// Where store_piece() finds the residual.
+// Says where store_piece() finds the residual.
 struct NoResidual {};
-struct ResidualInPiece {};  // where the results go
+struct ResidualInPiece {};  // in the results' buffer
 template <int kTokens>
 struct ResidualInRegisters {  // from load_piece()
   const uint32_t (&pairs)[kTokens / 4];
 };
 
-// Tokens [kBegin, kEnd) of a warpgroup's 64 channels x kTokens accumulators to `piece`.
+// Stores tokens [kBegin, kEnd) of a warpgroup's accumulators, 64 channels x kTokens, to `piece`.
 template <class T, int kTokens, int kBegin, int kEnd, class Sum, class Scales, class Activate,
           class Residual>
 __device__ __forceinline__ void store_piece(const Sum (&d)[kTokens / 2], const Scales& scales,

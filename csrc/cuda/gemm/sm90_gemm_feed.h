@@ -1,4 +1,4 @@
-// What a product of many tokens is made of, its tiles' order, and the producer that feeds them.
+// Products of many tokens: their arguments and shapes, the order of tiles, and the producer.
 #pragma once
 
 #include <utility>
@@ -13,32 +13,33 @@ namespace fusewire::cuda::sm90 {
 
 struct LargeProblem {
   int n, k_blocks;                             // k in stages (kStageColumns)
-  int token_tiles, channel_tiles;              // channel tiles of one cluster: 128 channels a block
-  const void* bias;                            // or null
-  const float *token_scales, *channel_scales;  // of 8 bits
-  int64_t token_scale_stride;                  // of those in blocks, from one to the next
+  int token_tiles, channel_tiles;              // channel tiles of a cluster: 128 channels per block
+  const void* bias;                            // null: none
+  const float *token_scales, *channel_scales;  // of 8-bit operands
+  int64_t token_scale_stride;                  // from one block of k to the next
   bool has_residual;
   ActivationFormula activation;
 };
 
-// kChannelBytes: of the weight in a stage. kInBlocks_: scales of the tokens come with each stage.
+// kChannelBytes: bytes of a weight's channel in a stage. kInBlocks_: the scales of tokens are
+// loaded with each stage.
 template <int kTokens_, bool kPingPong_, int kChannelBytes = 128, bool kInBlocks_ = false>
 struct LargeShape {
   static constexpr int kTokens = kTokens_, kCluster = 2;  // blocks
   static constexpr bool kPingPong = kPingPong_;
-  static constexpr int kBlocks = kPingPong ? 2 : 1;  // of 64 channels for one warpgroup
+  static constexpr int kBlocks = kPingPong ? 2 : 1;  // of 64 channels, per warpgroup
   static constexpr int kThreads = 3 * 128;
-  // What one block of the cluster fetches of the token tile: shares may overlap by 8 tokens.
+  // The tokens of a tile that one block of the cluster fetches; the shares may overlap by 8 tokens.
   static constexpr int kShare = (kTokens / 8 + 1) / 2 * 8;
   static constexpr int kWeightBytes = 128 * kChannelBytes, kTokenBytes = kTokens * 128;
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
   static constexpr int kTokenScaleBytes = kTokens * 4;
   static constexpr int kStageScaleBytes = kInBlocks_ ? kTokenScaleBytes : 0;
   static constexpr int kArrivingBytes = kWeightBytes + kCluster * kShare * 128 + kStageScaleBytes;
-  // A warpgroup's results leave by pieces of 64 channels x kPiece tokens, through kBuffers buffers
-  // in turn. Small ones leave room for a fourth stage beside 232 tokens (with three the tensor
-  // cores wait for memory); where an epilogue is hidden, few are better. A tile's last may be
-  // smaller.
+  // A warpgroup stores its results in pieces of 64 channels x kPiece tokens, through kBuffers
+  // buffers in turn. Small pieces leave room for a fourth stage beside 232 tokens (with three
+  // stages the tensor cores wait for memory); where the epilogue is hidden, few pieces are better.
+  // The last piece of a tile may be smaller.
   static constexpr int kPieces = kPingPong ? 1 : 3, kBuffers = kPingPong ? 1 : 2;
   static constexpr int kPiece = (kTokens / 8 + kPieces - 1) / kPieces * 8;
   static constexpr int kLastPiece = kTokens - (kPieces - 1) * kPiece;
@@ -48,9 +49,9 @@ struct LargeShape {
   }
   static constexpr int kPieceBytes = kPiece * 128, kOutBytes = kBuffers * kPieceBytes;
   static constexpr int kBarrierBytes = 256;
-  // Arrivals of a warpgroup that has read a stage: scales are read by each warp.
+  // Arrivals of a warpgroup at a stage's empty barrier: scales are read by each warp.
   static constexpr int kReleases = kInBlocks_ ? 4 : 1;
-  // Scales of tokens are kept for each warpgroup's tile, those of blocks in the stages.
+  // Scales per token are kept for each warpgroup's tile, scales of blocks in the stages.
   static constexpr int kScaleBytes = kInBlocks_ ? 0 : 2 * kTokenScaleBytes;
   static constexpr int kOtherBytes = 2 * kOutBytes + kBarrierBytes + kScaleBytes;
   static constexpr int kMostBytes = 227 * 1024;
@@ -59,8 +60,9 @@ struct LargeShape {
   static constexpr int kSharedBytes = kStages * (kStageBytes + kStageScaleBytes) + kOtherBytes;
 };
 
-// Tiles of a cluster in turn. Eight token tiles go together through all channels: what runs at one
-// time touches few distinct rows of either matrix, and a pass over the weight serves eight.
+// The order of a cluster's tiles. Eight token tiles pass together through all channels: tiles that
+// run at the same time touch few distinct rows of either matrix, and one pass over the weight
+// serves eight token tiles.
 struct TileOrder {
   static constexpr int kGroup = 8;
   int tokens, channels;
@@ -73,7 +75,7 @@ struct TileOrder {
   }
 };
 
-// Boxes of a whole piece, and of a tile's last one.
+// TMA maps whose boxes are a whole piece and the last piece of a tile.
 struct PieceMaps {
   CUtensorMap whole, last;
 };
@@ -89,7 +91,7 @@ struct LargeShared {
         out(base + Shape::kStages * Shape::kStageBytes),
         full(reinterpret_cast<uint64_t*>(out + 2 * Shape::kOutBytes)),
         empty(full + Shape::kStages),
-        residual(empty + Shape::kStages),  // of each warpgroup's buffers
+        residual(empty + Shape::kStages),  // for each warpgroup's buffers
         token_scales(reinterpret_cast<float*>(out + 2 * Shape::kOutBytes + Shape::kBarrierBytes)) {}
 };
 
@@ -100,7 +102,7 @@ __device__ __forceinline__ void for_each_index(std::integer_sequence<int, kIndic
   (use(std::integral_constant<int, kIndices>{}), ...);
 }
 
-// One thread of the producer warp.
+// Loads the stages; run by one thread of the producer warp.
 template <class Element, class Shape>
 __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const LargeProblem& p,
                                         const CUtensorMap* x_map, const WeightFeed<Element>& weight,
@@ -125,7 +127,7 @@ __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const 
                 Shape::kStageScaleBytes, &shared.full[stage]);
     }
   };
-  // The first weights do not wait for earlier kernels.
+  // The first weights are loaded before waiting for earlier kernels.
   const int early = min(kStages, p.k_blocks);
   TileOrder tile(p, cluster);
   for (int block = 0; block < early; ++block) load_weight(tile, block, block);

@@ -1,4 +1,4 @@
-// Hopper's matrix product of e4m3 with a scale a row of x and of the weight.
+// Hopper's matrix product of e4m3 with a scale per row of x and of the weight.
 #include "cuda/gemm/sm90_gemm.h"
 #include "cuda/gemm/sm90_gemm_launch.h"
 

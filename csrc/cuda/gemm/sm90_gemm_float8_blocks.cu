@@ -1,5 +1,5 @@
-// Hopper's matrix product of e4m3 with a scale for each 128 of k of a row of x, and for each 128 x
-// 128 of the weight (DeepSeek-V3, arXiv 2412.19437, section 3.3).
+// Hopper's matrix product of e4m3 with a scale per 128 elements of a row of x, and per 128 x 128
+// elements of the weight (DeepSeek-V3, arXiv 2412.19437, section 3.3).
 #include "cuda/gemm/sm90_gemm.h"
 #include "cuda/gemm/sm90_gemm_launch.h"
 

@@ -1,4 +1,4 @@
-// Hopper's matrix product of 16-bit numbers with weights of 4 bits.
+// Hopper's matrix product of 16-bit activations and int4 weights.
 #include "cuda/gemm/sm90_gemm_launch.h"
 #include "cuda/gemm/sm90_int4.h"
 

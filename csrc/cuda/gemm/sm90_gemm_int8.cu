@@ -1,5 +1,5 @@
-// Hopper's matrix product of int8 with a scale a row of x and of the weight. Sums are exact, so
-// that its tiles are those of 16-bit operands, and a row has the same bits in every one of them.
+// Hopper's matrix product of int8 with a scale per row of x and of the weight. Sums are exact, so
+// it uses the tiles of 16-bit operands, and a row has the same bits with each of them.
 #include "cuda/gemm/sm90_gemm.h"
 #include "cuda/gemm/sm90_gemm_launch.h"
 

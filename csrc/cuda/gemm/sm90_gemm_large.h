@@ -1,15 +1,16 @@
-// Matrix product for many tokens: persistent blocks of a producer warp, which feeds a ring of
-// shared-memory stages by TMA, and two consumer warpgroups. A tile is 128 channels x kTokens
-// tokens. T is the type of the results, Element of what is multiplied: T, e4m3, also in blocks, or
-// int8.
+// Matrix product for many tokens: persistent blocks of a producer warp, which fills a ring of
+// pipeline stages in shared memory by TMA, and two consumer warpgroups. A tile is 128 channels x
+// kTokens tokens. T is the type of the results, Element that of the operands: T, e4m3, also in
+// blocks, int8, or Int4 for a weight of 4 bits.
 //
 //  - Cooperating warpgroups each take 64 channels of one tile: the largest tiles fit. The residual
-//    comes to registers during the main loop.
+//    is loaded into registers during the main loop.
 //  - Ping-pong warpgroups each take whole tiles, in turn: one's epilogue (an erf costs a quarter of
 //    a k = 768 main loop) runs while the other keeps the tensor cores busy.
 //
-// Two blocks of a cluster take neighbouring channels of the same tokens: each fetches half of the
-// token tile and multicasts it to both, since L2 cannot feed 132 tensor cores by itself.
+// The two blocks of a cluster take neighbouring channels of the same tokens: each fetches half of
+// the token tile and multicasts it to both, since the bandwidth of L2 alone cannot feed the tensor
+// cores of 132 multiprocessors.
 #pragma once
 
 #include "cuda/gemm/sm90_gemm_blocks.h"
@@ -19,7 +20,7 @@
 
 namespace fusewire::cuda::sm90 {
 
-// A consumer warpgroup; `group` is 0 or 1.
+// Runs a consumer warpgroup; `group` is 0 or 1.
 template <class T, class Element, class Shape>
 __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const LargeProblem& p,
                                         const PieceMaps& out_maps, const PieceMaps& residual_maps,
@@ -33,22 +34,23 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
   uint8_t* out = shared.out + group * Shape::kOutBytes;
   const T* bias = static_cast<const T*>(p.bias);
   uint64_t* residual_full = shared.residual + group * kBuffers;
-  uint32_t residual_parities = 0;  // a bit of each buffer
-  // The ring's position where this warpgroup's next tile begins, and how many positions follow it.
+  uint32_t residual_parities = 0;  // a bit per buffer
+  // The stage and parity at which this warpgroup's next tile begins, and how many stages are left
+  // from there on.
   const int position = Shape::kPingPong ? group * p.k_blocks : 0;
   int stage = position % kStages, parity = position / kStages % 2;
   int left = (tiles - cluster + clusters - 1) / clusters * p.k_blocks - position;
   const auto release = [&](int s) {
-    // Arrivals that no load waits for are left out: the other block may have ended.
+    // Arrivals that no load waits for are skipped: the other block may have exited.
     if (left-- <= kStages) return;
     const int arriving = Shape::kReleases == 1 ? thread : lane;
     if (arriving < Shape::kCluster) barrier_arrive_at(&shared.empty[s], arriving);
   };
-  const auto release_last = [&] {  // the position before `stage`
+  const auto release_last = [&] {  // releases the stage before `stage`
     release((stage == 0 ? kStages : stage) - 1);
   };
-  // A warpgroup begins its main loop when the other has seen all of its own stages filled: barriers
-  // tell phases by parity, so nobody may wait for one phase further on than the next.
+  // A warpgroup begins its main loop once the other has seen all of its own stages filled: barriers
+  // distinguish phases by parity only, so no thread may wait for a phase beyond the next one.
   const auto let_other_begin = [&] { named_barrier_arrive(3 + (group ^ 1), 256); };
   if (Shape::kPingPong && group == 1) let_other_begin();
   constexpr auto kEveryPart = std::make_integer_sequence<int, kParts>{};
@@ -66,7 +68,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
     const TileOrder tile(p, index);
     const int token = tile.tokens * kTokens;
     const int channel = (tile.channels * Shape::kCluster + rank) * 128 + first_channel;
-    const auto load_residual = [&](int part) {  // by thread 0
+    const auto load_residual = [&](int part) {  // run by thread 0
       const int block = part / kPieces, piece = part % kPieces, buffer = part % kBuffers;
       const bool last = piece == kPieces - 1;
       barrier_expect(&residual_full[buffer], (last ? Shape::kLastPiece : Shape::kPiece) * 128);
@@ -77,7 +79,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       barrier_wait(&residual_full[buffer], residual_parities >> buffer & 1);
       residual_parities ^= 1 << buffer;
     };
-    const int residual_at = min(1, p.k_blocks - 1);  // the last tile's results have left by then
+    const int residual_at = min(1, p.k_blocks - 1);  // by then the last tile's results are stored
     uint32_t held[kTokens / 4];
     const auto hold_residual = [&](auto index, int k) {
       constexpr int kPart = decltype(index)::value, kBuffer = kPart % kBuffers;
@@ -102,7 +104,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       load_biases();
       named_barrier_sync(3 + group, 256);
     }
-    // Read while the first products run, for the epilogue to find them in shared memory.
+    // Loaded while the first products run; the epilogue reads them from shared memory.
     float* token_scales = shared.token_scales + group * kTokens;
     float thread_scales[2] = {};
     if constexpr (kScaled<Element>) {
@@ -113,8 +115,8 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       }
     }
     SumOf<Element> d[kBlocks][kTokens / 2];
-    // Of e4m3: sums since the last promotion, of two stages. The warpgroups promote in turn, so
-    // that one's products run meanwhile.
+    // For e4m3: the sums since the last promotion, of two stages. The warpgroups promote in turn,
+    // so that the products of one run meanwhile.
     [[maybe_unused]] float part[kPromoted<Element> && !kInBlocks<Element> ? kTokens / 2 : 1];
     [[maybe_unused]] bool fresh = true;
     if constexpr (kPromoted<Element> && !kInBlocks<Element>) {
@@ -261,7 +263,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
         }
       };
       for_each_index(kEveryPart, finish);
-      left -= p.k_blocks;  // the other warpgroup's tile lies between
+      left -= p.k_blocks;  // skips the other warpgroup's tile
       stage += p.k_blocks;
       parity ^= stage / kStages % 2;
       stage %= kStages;

@@ -1,5 +1,5 @@
-// Launches of the Hopper matrix product's kernels: T is the type of the results, Element of x and
-// the weight.
+// Launches the kernels of the Hopper matrix products. T is the type of the results, Element that of
+// x and the weight.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +16,7 @@ inline int64_t tiles(int64_t size, int64_t tile) {
   return (size + tile - 1) / tile;
 }
 
-// In boxes of a stage's columns.
+// Returns a TMA map of an operand, whose boxes have the columns of a stage.
 template <class T, class Element>
 CUtensorMap operand_map(const GemmOperand& operand, int64_t rows, int64_t k, int box_rows) {
   constexpr DType kType = std::is_same_v<Element, T> ? kDTypeOf<T> : DType::kUInt8;

@@ -1,11 +1,12 @@
-// Matrix product for few tokens, where latency is the work. A block takes kGroups * 64 channels x
-// kTokens tokens of one slice of k, and the blocks of a cluster hold the slices (split k).
+// Matrix product for few tokens, which is bound by latency. A block computes kGroups * 64 channels
+// x kTokens tokens of one slice of k; the blocks of a cluster have the slices (split k).
 //
-// Weights do not depend on earlier kernels: their fetch starts before wait_for_inputs(), so in a
-// chain of programmatic dependent launches it runs under the previous kernel. After the wait come
-// only the tokens' fetch, the products and one hop: every thread sends its partial sums straight to
-// the thread of its number in the block that adds them, by st.async, whose bytes a barrier there
-// counts. Nobody waits at the end: a block that has got its sums is not written to any more.
+// Weights do not depend on earlier kernels: their loads start before wait_for_inputs(), so in a
+// chain of programmatic dependent launches they run during the previous kernel. After the wait
+// follow only the loads of the tokens, the products and one exchange: each thread sends its partial
+// sums directly to the thread of the same index in the block that adds them, by st.async, whose
+// bytes a barrier there counts. No synchronisation is needed at the end: once a block has received
+// its sums, no other block writes to it.
 #pragma once
 
 #include "cuda/gemm/sm90_gemm_blocks.h"
@@ -19,9 +20,10 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Stores 16 bytes at `to`, an address of this block's, in block `owner` of the cluster, where they
-// count at `barrier`; in this block itself (`own`) they do not. No branches: they would cost more
-// than the store. The asynchronous store is legal only where the launch has named a cluster.
+// Stores 16 bytes to block `owner` of the cluster at the address that `to` has in this block, and
+// counts them at `barrier` there; in this block itself (`own`) they are not counted. There are no
+// branches, which would cost more than the store. The asynchronous store is legal only if the
+// launch has a cluster.
 __device__ __forceinline__ void send(uint32_t to, uint32_t barrier, int owner, int own,
                                      const uint4& d) {
   asm volatile(
@@ -54,7 +56,7 @@ __device__ __forceinline__ Sum from_bits(uint32_t bits) {
   }
 }
 
-// Of 8 tokens: two tokens (d[i] and d[i + 1]) x two channels (d[2 * h]).
+// Returns a thread's sums of 8 tokens: two tokens (d[i] and d[i + 1]) x two channels (d[2 * h]).
 template <class Sum>
 __device__ __forceinline__ uint4 bits_of(const Sum* d) {
   return {bits_of(d[0]), bits_of(d[1]), bits_of(d[2]), bits_of(d[3])};
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     for (int i = 0; i < early; ++i) load_weight(i, i);
   }
   __syncthreads();
-  if (slices > 1) {  // the other blocks have begun and made their barriers
+  if (slices > 1) {  // waits until the other blocks have initialised their barriers
     cluster_arrive_relaxed();
     cluster_wait();
   }
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     }
   }();
   wait_for_inputs();
-  if constexpr (kInBlocks<Element>) {  // while another warp has the tokens fetched
+  if constexpr (kInBlocks<Element>) {  // while another warp issues the loads of the tokens
     if (threadIdx.x == 0) {
       for (int i = 0; i < early; ++i) load_token_scales(i, i);
     }
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       return NoScales{};
     }
   }();
-  // Of this block's next columns; those beyond its last are within kScalesBeyond.
+  // The scales of this block's next columns; those beyond its last are within kScalesBeyond.
   int column = rank;
   float2 token_scales[Shape::kBatch];
   const auto load_scales = [&] {
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   using Sum = SumOf<Element>;
   Sum d[Shape::kTokens / 2];
-  // Of codes: ptxas keeps no products in flight where some paths leave sums undefined.
+  // For e4m3 and int4: ptxas keeps no products in flight if sums are undefined on some paths.
   if constexpr (kPromoted<Element> || kInt4<Element>) {
 #pragma unroll
     for (int i = 0; i < Shape::kTokens / 2; ++i) d[i] = 0.0f;

@@ -1,20 +1,21 @@
-// What a thread of a matrix product for few tokens (sm90_gemm_small.h) adds to its sums and writes.
+// The output of a thread of a matrix product for few tokens (sm90_gemm_small.h): bias, residual and
+// stores.
 #pragma once
 
 #include "cuda/gemm/sm90_gemm_small_shape.h"
 
 namespace fusewire::cuda::sm90 {
 
-// A thread's fragment of a column is two tokens x two channels, 8 apart; with the lane of the next
-// channel it becomes one token and two pairs of neighbouring channels.
+// A thread's fragment of a column is two tokens x two channels, 8 apart; an exchange with the lane
+// of the next channel makes it one token and two pairs of neighbouring channels.
 template <class T, class Shape>
 struct SmallOutput {
-  int token;                      // of the next column to be finished
+  int token;                      // of the next column to be stored
   int step;                       // from one of this block's columns to the next
-  int last;                       // the end of tokens
-  bool odd, inside[2], alone[2];  // alone: the next channel is none
+  int last;                       // end of the tokens
+  bool odd, inside[2], alone[2];  // alone: there is no next channel
   float2 bias[2] = {};
-  const T* residual;  // or null
+  const T* residual;  // null: none
   T* out;
   int64_t residual_step, out_step;
 
@@ -44,7 +45,7 @@ struct SmallOutput {
     return reinterpret_cast<const uint32_t*>(at);
   }
 
-  // Of the next kBatch columns.
+  // Loads the residual of the next kBatch columns.
   __device__ __forceinline__ void load(uint32_t (&add)[Shape::kBatch][2]) {
 #pragma unroll
     for (int b = 0; b < Shape::kBatch; ++b) {

@@ -1,4 +1,5 @@
-// A matrix product for few tokens (sm90_gemm_small.h): its arguments, and how blocks share it.
+// A matrix product for few tokens (sm90_gemm_small.h): its arguments, and how blocks divide the
+// work.
 #pragma once
 
 #include <algorithm>
@@ -9,17 +10,18 @@ namespace fusewire::cuda::sm90 {
 
 struct SmallProblem {
   int m, n, k_blocks, stages, slices;
-  const void* bias;      // or null
-  const void* residual;  // or null
+  const void* bias;      // null: none
+  const void* residual;  // null: none
   int64_t residual_stride;
   void* out;
   int64_t out_stride;
-  const float *token_scales, *channel_scales;  // of 8 bits
-  int64_t token_scale_stride;                  // of those in blocks, from one to the next
+  const float *token_scales, *channel_scales;  // of 8-bit operands
+  int64_t token_scale_stride;                  // from one block of k to the next
   ActivationFormula activation;
 };
 
-// kChannelBytes: of the weight in a stage. kInBlocks_: scales of the tokens come with each stage.
+// kChannelBytes: bytes of a weight's channel in a stage. kInBlocks_: the scales of tokens are
+// loaded with each stage.
 template <int kGroups_, int kTokens_, int kChannelBytes = 128, bool kInBlocks_ = false>
 struct SmallShape {
   static constexpr int kGroups = kGroups_, kTokens = kTokens_, kChannels = 64 * kGroups;
@@ -27,21 +29,21 @@ struct SmallShape {
   static constexpr int kWeightBytes = kChannels * kChannelBytes,
                        kStageBytes = kWeightBytes + kTokens * 128;
   static constexpr int kStageScaleBytes = kInBlocks_ ? kTokens * 4 : 0;
-  // Arrivals of a warpgroup that has read a stage: scales are read by each warp.
+  // Arrivals of a warpgroup at a stage's empty barrier: scales are read by each warp.
   static constexpr int kReleases = kInBlocks_ ? 4 : 1;
   static constexpr int kMostStages = 16;
-  // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
-  // kBatch of its columns at a time.
+  // Tokens are distributed over the blocks of the slices in columns of 8: 4 sums per thread. A
+  // block finishes kBatch of its columns at a time.
   static constexpr int kColumns = kTokens / 8, kSumBytes = kConsumers * 16;
   static constexpr int kBatch = kChannels * kTokens <= 64 * 32 ? 1 : 2;
   static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
 
-  // Of a block: for each of its columns the slices' sums.
+  // Returns the size of a block's exchange buffer: the sums of all slices for each of its columns.
   __host__ __device__ static int exchange_bytes(int slices) {
     return (kColumns + slices - 1) / slices * slices * kSumBytes;
   }
-  // Blocks of many tokens keep their ring short: the next kernel's then find room beside them and
-  // fetch their weights in time. Those of few tokens hold their slice as a whole.
+  // Blocks of many tokens keep their ring short, so that blocks of the next kernel fit beside them
+  // and fetch their weights in time. Blocks of few tokens hold their whole slice.
   static int stages(int k_blocks, int slices) {
     constexpr int kAllBytes = 227 * 1024, kRingBytes = 160 * 1024, kShortBytes = 90 * 1024;
     constexpr int kLeastStages = 4, kBytes = kStageBytes + kStageScaleBytes;

@@ -1,5 +1,5 @@
-// Products of many rows and a matrix of 4-bit numbers (int4_weight.h) by Hopper's wgmma, whose
-// weights come from registers (sm90_int4_stage.h).
+// Products of many rows and a matrix of 4-bit elements (int4_weight.h) by Hopper's wgmma, which
+// takes the weight from registers (sm90_int4_stage.h).
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace fusewire::cuda {
 
-// The configuration that takes the least time by our reckoning; none where the product is of few
-// rows, for which int4_gemm() is, or is not one that TMA can feed.
+// Returns the configuration with the least estimated time; none if the product has so few rows that
+// int4_gemm() is faster, or if TMA does not support its operands.
 std::optional<Sm90Configuration> sm90_int4_choice(const GemmArguments& a);
 
 template <class T>

@@ -1,8 +1,9 @@
-// A product takes waves of blocks, and a wave the time of a block: so much for each stage of 64
-// inputs, which making numbers of codes bounds where tokens are few, and so much to begin and end.
-// These were fitted to products of 48 to 2048 rows by matrices of 2 to 117 million numbers, timed
-// on an H100: what is chosen takes 0.3 % longer than the best of these configurations on average.
-// As nothing is timed, the same product has the same bits in every process.
+// Estimates the time of a product: waves of blocks, each of the time of a block. A block takes a
+// fixed time to begin and end, and a time per stage of 64 inputs, which is bound by dequantisation
+// if tokens are few. The constants were fitted to products of 48 to 2048 rows by matrices of 2 to
+// 117 million elements, timed on an H100: the chosen configuration takes 0.3 % longer than the best
+// one on average. As nothing is timed at run time, the same product has the same bits in every
+// process.
 #include <algorithm>
 
 #include "cuda/gemm/int4_weight.h"
@@ -15,7 +16,7 @@ namespace {
 
 using Configuration = Sm90Configuration;
 
-constexpr int64_t kFewRows = 32;  // that int4_gemm() multiplies faster
+constexpr int64_t kFewRows = 32;  // int4_gemm() is faster up to here
 constexpr int kSplits[] = {1, 2, 3, 4, 6, 8};
 constexpr int kLargeTokens[] = {96, 128, 160, 192, 224, 256};
 
@@ -23,8 +24,9 @@ constexpr int64_t over(int64_t size, int64_t part) {
   return (size + part - 1) / part;
 }
 
-// Clusters of `split` blocks that run at one time. A cluster's blocks are in one of the chip's
-// groups of up to 18 multiprocessors, where those of more than two leave some over.
+// Returns how many clusters of `split` blocks run at the same time. The blocks of a cluster run
+// within one of the chip's groups of up to 18 multiprocessors (GPCs), and clusters of more than two
+// blocks leave some multiprocessors unused.
 int64_t clusters_at_once(int split) {
   const int blocks = split <= 2 ? multiprocessors() : multiprocessors() * 5 / 6;
   return std::max(blocks / split, 1);
@@ -36,7 +38,7 @@ int64_t large_nanoseconds(int tokens, int64_t rows, int64_t n, int64_t units) {
   return over(clusters, multiprocessors() / 2) * (units * stage + 1700);
 }
 
-// Two blocks of 64 tokens share a multiprocessor where there are many.
+// If there are many blocks of 64 tokens, two share a multiprocessor.
 int64_t small_nanoseconds(const Configuration& c, int64_t rows, int64_t n, int64_t units) {
   const int64_t at_once = clusters_at_once(c.split);
   const int64_t clusters = over(n, 128) * over(rows, c.tokens);
@@ -66,7 +68,7 @@ std::optional<Configuration> sm90_int4_choice(const GemmArguments& a) {
       consider(c, small_nanoseconds(c, rows, a.n, units));
     }
   }
-  const bool whole = a.n % 8 == 0;  // else TMA would write between the rows
+  const bool whole = a.n % 8 == 0;  // otherwise TMA would write between the rows
   for (const int tokens : kLargeTokens) {
     if (rows > 64 && whole) {
       consider({128, tokens, 0}, large_nanoseconds(tokens, rows, a.n, units));

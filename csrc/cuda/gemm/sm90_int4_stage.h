@@ -1,5 +1,5 @@
-// The products of one stage with 4-bit numbers: wgmma's weight comes from registers, where a warp
-// makes numbers of its tile's codes while the products of the steps before run.
+// The products of one pipeline stage with int4 weights. wgmma takes the weight from registers: a
+// warp dequantises its tile while the products of earlier steps run.
 #pragma once
 
 #include "cuda/gemm/sm90_weight_feed.h"
@@ -8,13 +8,13 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Where a thread's codes and words of a stage lie in it.
+// The offsets of a thread's codes and words in a stage.
 template <class Element, int kChannels>
 struct Int4Place {
   static constexpr int kTiles = kChannels / nibbles::kTileChannels;
   uint32_t codes, words;
 
-  // `warp`: of the block's, each with a tile of channels.
+  // `warp`: the warp's index in the block; each has a tile of channels.
   __device__ __forceinline__ explicit Int4Place(int warp) {
     const int lane = threadIdx.x % 32;
     codes = warp * nibbles::kUnitBytes + lane * 16;
@@ -23,7 +23,7 @@ struct Int4Place {
   }
 };
 
-// Of a stage's four steps, a warp's tile.
+// A warp's dequantised tile for the four steps of a stage.
 using StageNumbers = uint32_t[nibbles::kSteps][4];
 
 template <class T, bool kFine, int kChannels>
@@ -42,7 +42,8 @@ __device__ __forceinline__ void numbers_of_codes(
   }
 }
 
-// d += 64 channels of a stage times its tokens, or = if it is the first.
+// Starts the products of 64 channels of a stage with its tokens and adds them to d, or overwrites d
+// if the stage is the `first`.
 template <int kTokens, class T>
 __device__ __forceinline__ void multiply_numbers(float (&d)[kTokens / 2], const StageNumbers& a,
                                                  uint64_t tokens, bool first) {
@@ -54,8 +55,9 @@ __device__ __forceinline__ void multiply_numbers(float (&d)[kTokens / 2], const 
   wgmma_commit();
 }
 
-// Calls use(i, numbers) for `count` stages, of 16 bits with none, of 4 with two sets of registers
-// in turn: the products of one read them while the other is filled.
+// Calls use(i, numbers) for `count` stages. For int4 `numbers` alternates between two sets of
+// registers: the products of one stage read one set while the other is filled. Otherwise it is
+// unused.
 template <class Element, class Use>
 __device__ __forceinline__ void for_each_stage(int count, const Use& use) {
   StageNumbers numbers[2];

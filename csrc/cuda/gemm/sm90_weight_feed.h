@@ -1,4 +1,4 @@
-// How a block's channels of a weight come into a stage of the ring.
+// Loads a block's channels of a weight into a pipeline stage.
 #pragma once
 
 #include "cuda/gemm/int4_weight.h"
@@ -9,12 +9,12 @@ namespace fusewire::cuda::sm90 {
 
 template <class Element>
 struct WeightFeed {
-  static constexpr int kChannelBytes = 128;  // of a stage
+  static constexpr int kChannelBytes = 128;  // per stage
   CUtensorMap rows;
 
   __device__ __forceinline__ void prefetch() const { map_prefetch(&rows); }
 
-  // One thread: kChannels of them, from `channel` on, of the block-th stage.
+  // Loads kChannels channels, from `channel` on, of the block-th stage. Called by one thread.
   template <int kChannels>
   __device__ __forceinline__ void load(uint8_t* to, int channel, int block,
                                        uint64_t* barrier) const {
@@ -22,14 +22,15 @@ struct WeightFeed {
   }
 };
 
-// Codes [tiles][kUnitBytes], and after those words [tiles][two groups]: the unit's, and of coarse
-// ones the next, unread: so stages are as long, and aligned.
+// A stage has codes [tiles][kUnitBytes], then words [tiles][two groups]: those of the unit's groups
+// or, with coarse groups, of its group and an unused next one, so that stages have the same size
+// and alignment.
 template <class T, bool kFine>
 struct WeightFeed<Int4<T, kFine>> {
   static constexpr int kTileWordBytes = 2 * nibbles::kTileChannels * 4;
   static constexpr int kChannelBytes =
       (nibbles::kUnitBytes + kTileWordBytes) / nibbles::kTileChannels;
-  CUtensorMap codes, words;  // of rows of tiles, in 4 bytes
+  CUtensorMap codes, words;  // rows of tiles, in elements of 4 bytes
   int shift;                 // group_shift
 
   __device__ __forceinline__ void prefetch() const {

@@ -1,4 +1,4 @@
-// Chooses the kernel of an attention over paged keys and values by element type.
+// Chooses the kernel of paged attention by element type and shape.
 #include "cuda/element.h"
 #include "cuda/kernels.h"
 #include "cuda/paged/paged_attention.h"

@@ -1,26 +1,27 @@
-// Attention over paged keys and values as its kernels see it: paged_attention.cu picks one by
-// element type.
+// The implementations of attention over a paged KV cache, of which paged_attention.cu picks one by
+// element type and shape, and what they share.
 #pragma once
 
 #include "core/kernels.h"
 
 namespace fusewire::cuda {
 
-// What the kernels need by value: a PagedBatch stays on the host.
+// The arguments that the kernels take by value: a PagedBatch is an object of the host.
 //
 // A row is a new token under one query head. Row r of a sequence and a kv head is token r / group
-// under head r % group of those that read the kv head, so that rows share the keys they read.
+// under the (r % group)-th of the query heads that read the kv head, so rows share the keys that
+// they read.
 struct PagedShape {
   int64_t out_stride, q_stride;
-  const int32_t *offsets, *contexts, *table;  // of the batch, in device memory
+  const int32_t *offsets, *contexts, *table;  // those of the batch, in device memory
   int sequences, table_width, page_shift;
   int heads, kv_heads, group, head_dim;
-  int left, right;         // of the mask
-  float scale, soft_cap;   // the first with that of the keys in it
-  float k_scale, v_scale;  // of codes in the cache; 1 of others
+  int left, right;         // the limits of the mask
+  float scale, soft_cap;   // scale includes k_scale
+  float k_scale, v_scale;  // of a float8 cache; 1 for others
   const float* bias;
   int bias_span;
-  bool vectors;  // whether all rows can be accessed by 16 bytes
+  bool vectors;  // whether all rows can be accessed in vectors of 16 bytes
 
   PagedShape(const AttentionArguments& a, bool vectors)
       : out_stride(a.out_stride),
@@ -45,8 +46,8 @@ struct PagedShape {
         bias_span(static_cast<int>(a.bias_span)),
         vectors(vectors) {}
 
-  // Where the biases of a query head have distance 0; and that at `distance` = key - query
-  // positions.
+  // bias_row() returns the index of the bias of a query head at distance 0, bias_at() the bias of
+  // that row at `distance` = key - query in positions.
   __device__ __forceinline__ int bias_row(int head) const {
     return head * (2 * bias_span - 1) + bias_span - 1;
   }
@@ -55,27 +56,29 @@ struct PagedShape {
   }
 };
 
-// Hopper's kernel, for sequences of at most 16 rows a kv head: whether it takes the shape, and it
-// itself (T is __half or __nv_bfloat16).
+// The kernel for Hopper (T is __half or __nv_bfloat16). It serves sequences with at most 16 rows
+// per kv head. `fits` returns whether it supports the shape.
 bool sm90_paged_fits(const AttentionArguments& a);
 template <class T>
 void sm90_paged_attention(const AttentionArguments& a, const Stream& stream);
-// The same for new tokens that are neither rotated nor in the cache; false, and nothing done,
-// where there are others than those that it takes.
+// The same for new tokens that are not in the cache yet; it also applies RoPE to queries and keys
+// if `rotary` is not null. Returns false, and does nothing, if it does not support the shape or
+// does not serve all sequences of the batch.
 template <class T>
 bool sm90_cached_attention(const AttentionArguments& a, const RotaryArguments* rotary,
                            const Stream& stream);
 
-// Of one new token a sequence and a short context, without rotation: whether it is that, and it
-// itself (T is __half or __nv_bfloat16); of new tokens that are not in the cache false, and nothing
-// done, where it is not.
+// The kernels for one new token per sequence and a short context (T is __half or __nv_bfloat16).
+// `fits` returns whether the batch is one. cached_short_attention is for new tokens that are not in
+// the cache yet, without RoPE; it returns false, and does nothing, if the batch is not one.
 bool paged_short_fits(const AttentionArguments& a);
 template <class T>
 void paged_short_attention(const AttentionArguments& a, const Stream& stream);
 template <class T>
 bool cached_short_attention(const AttentionArguments& a, const Stream& stream);
 
-// Tensor cores by mma.sync (T is __half or __nv_bfloat16), and CUDA cores in fp32.
+// Paged attention on tensor cores by mma.sync (T is __half or __nv_bfloat16), and in fp32 on CUDA
+// cores.
 template <class T>
 void paged_mma_attention(const AttentionArguments& a, const Stream& stream);
 void paged_fp32_attention(const AttentionArguments& a, const Stream& stream);

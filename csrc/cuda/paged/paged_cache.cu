@@ -1,4 +1,4 @@
-// Keys and values on their way into pages: those of new tokens, and copies of pages.
+// Writes to the pages of a KV cache: keys and values of new tokens, and copies of pages.
 #include <algorithm>
 #include <type_traits>
 
@@ -19,7 +19,8 @@ struct Cache {
   float k_scale, v_scale;
 };
 
-// An access is kWidth columns of a kv head: of its key, and of its value.
+// Stores the keys and values of new tokens in their pages. A thread processes one access: kWidth
+// columns of the key and of the value of a kv head.
 template <class Stored, class T, int kWidth>
 __global__ void __launch_bounds__(256)
     store_rows(Stored* keys, Stored* values, const T* k, int64_t k_stride, const T* v,
@@ -33,14 +34,14 @@ __global__ void __launch_bounds__(256)
   const bool wanted = head < cache.kv_heads;
   wait_for_inputs();
   if (!wanted) return;
-  // A bucket may have fewer tokens than rows.
+  // A batch replayed in a bucket may have fewer tokens than the bucket has rows.
   const int last = min(static_cast<int>(tokens), cache.offsets[cache.sequences]);
 #pragma unroll 1
   for (int64_t row = tile_row(); row < last; row += tile_row_step()) {
     const int sequence = sequence_of(cache.offsets, cache.sequences, static_cast<int>(row));
     const int end = cache.offsets[sequence + 1];
     const int position = cache.contexts[sequence] - end + static_cast<int>(row);
-    if (position < 0) continue;  // no batch that was checked has such a context
+    if (position < 0) continue;  // cannot happen in a batch that was checked
     const int page =
         cache.table[int64_t{sequence} * cache.table_width + (position >> cache.page_shift)];
     const int in_page = position & ((1 << cache.page_shift) - 1);
@@ -57,17 +58,18 @@ __global__ void __launch_bounds__(256)
 
 constexpr int kCopyBlock = 256, kCopyUnroll = 4;
 
-// In packs of the elements.
+// The shape of a cache, in packs of elements.
 struct PackedPages {
   int64_t pages;
-  int heads, packs, leading;  // the latter two of a head
+  int heads, packs, leading;  // packs per head, and how many of them are copied
 };
 
-// Block (x, y, z): a stretch of copy y's page in plane z.
+// Copies the leading packs of each head between pages. Block (x, y, z) copies the x-th stretch of
+// the y-th copy in plane z.
 template <class P>
 __global__ void __launch_bounds__(kCopyBlock)
     copy_leading(P* cache, PackedPages of, const int64_t* from, const int64_t* to) {
-  // Without let_next_start(): attention fetches pages before its wait (sm90_paged.h).
+  // No let_next_start(): attention fetches pages before its wait_for_inputs() (sm90_paged.h).
   wait_for_inputs();
   const int64_t source = from[blockIdx.y], target = to[blockIdx.y];
   if (source < 0 || source >= of.pages || target < 0 || target >= of.pages) return;
@@ -131,7 +133,7 @@ void store_kv(void* keys, void* values, const CacheFormat& format, const HeadRow
 template <class T>
 void copy_pages(const CopiedPages& pages, const int64_t* from, const int64_t* to, int64_t count,
                 const Stream& stream) {
-  constexpr int64_t kMost = 65535;  // of a grid's y and z dimensions
+  constexpr int64_t kMost = 65535;  // the largest y and z dimension of a grid
   const auto run = [&](auto* cache, int64_t width) {
     const PackedPages of = {pages.pages, static_cast<int>(pages.heads),
                             static_cast<int>(pages.elements / width),

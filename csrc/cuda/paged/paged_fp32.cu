@@ -1,5 +1,5 @@
-// The paged attention in fp32 on CUDA cores. A warp has 16 rows (8 of wide heads) and 32 keys at a
-// time: for the scores each lane takes a key, for the answer every 32nd column.
+// Paged attention in fp32 on CUDA cores. A warp processes 16 rows (8 if heads are wide) and 32 keys
+// at a time. For the scores each lane takes one key, for the output every 32nd column.
 #include "cuda/paged/paged_kernel.h"
 #include "cuda/rows/row.h"
 
@@ -11,8 +11,8 @@ struct Fp32Warp {
   static constexpr int kDim = Tile::kDim, kColumns = kDim / 32, kRows = Tile::kWarpRows;
   static constexpr int kStride = Tile::kStride;
   static constexpr int kAllWarps = Tile::kWarps * Tile::kTeams;
-  // In shared memory, of the block: the tile's queries; position and head of each row; each warp's
-  // weights of a tile of keys.
+  // The shared memory of the block: the queries of the tile, the position and query head of each
+  // row, and each warp's weights of a tile of keys.
   struct Own {
     float query[Tile::kRows][kStride];
     int position[Tile::kRows];
@@ -24,7 +24,7 @@ struct Fp32Warp {
   const PagedWork<Tile>& work;
   Own& own;
   const int warp_row, warp;
-  float top[kRows], sum[kRows], out[kRows][kColumns];  // of the sum this lane's part
+  float top[kRows], sum[kRows], out[kRows][kColumns];  // sum: this lane's part of it
 
   __device__ __forceinline__ Fp32Warp(const PagedWork<Tile>& work, const float* q, char* shared,
                                       int warp_of_team, int warp)
@@ -51,7 +51,7 @@ struct Fp32Warp {
     __syncthreads();
   }
 
-  // Of the tile in `stage`, whose first key is at position `first`.
+  // Attends to the tile in `stage`, whose first key is at position `first`.
   __device__ __forceinline__ void attend(const char* stage, int first) {
     if (warp_row >= work.rows) return;
     const float* keys = reinterpret_cast<const float*>(stage);
@@ -62,7 +62,7 @@ struct Fp32Warp {
     multiply_values(values);
   }
 
-  // In parts of 32 columns: one long chain would cost precision.
+  // Columns are summed in parts of 32, because one long chain of additions would lose precision.
   __device__ __forceinline__ void multiply_keys(float (&score)[kRows], const float* keys) const {
     const float* key = keys + threadIdx.x % 32 * kStride;
 #pragma unroll 1
@@ -101,7 +101,7 @@ struct Fp32Warp {
           distance <= shape.right && distance >= -shape.left && position < work.item.context;
       x = seen ? x : -INFINITY;
       const float highest = fmaxf(top[r], reduce_lanes<32>(x, Max{}));
-      const float base = highest == -INFINITY ? 0.0f : highest;  // of a row that sees no key here
+      const float base = highest == -INFINITY ? 0.0f : highest;  // a row may see no key so far
       const float correction = exp2f(top[r] - base), weight = exp2f(x - base);
       top[r] = highest;
       sum[r] = fmaf(sum[r], correction, weight);
@@ -134,7 +134,7 @@ struct Fp32Warp {
         }
       }
     }
-    __syncwarp();  // before the next tile's weights
+    __syncwarp();  // before the weights of the next tile are written
   }
 
   __device__ __forceinline__ void show(PagedTeams<Tile>& teams, int team) const {
@@ -161,7 +161,7 @@ struct Fp32Tile {
   static constexpr int kBlocks = blocks, kKeys = 32;
   static constexpr int kWarpRows = dim <= 128 ? 16 : 8, kRows = kWarpRows * kWarps;
   static constexpr int kThreads = 32 * kWarps * kTeams;
-  static constexpr int kStride = kDim + 4;  // no two rows in the same banks
+  static constexpr int kStride = kDim + 4;  // rows start in different banks
   static constexpr int kKeyBytes = kKeys * kStride * 4, kStageBytes = 2 * kKeyBytes;
 
   __device__ __forceinline__ static int key_offset(int row, int chunk) {
@@ -172,7 +172,7 @@ struct Fp32Tile {
   }
 };
 
-// Width; teams, stages, blocks a multiprocessor.
+// Template parameters: head_dim, teams, stages, blocks per multiprocessor.
 template <int kDim, int kTeams, int kStages, int kBlocks>
 using Few = Fp32Tile<kDim, 1, kTeams, kStages, kBlocks>;
 template <int kDim, int kStages, int kBlocks>

@@ -1,10 +1,10 @@
 // Attention of new tokens over the paged keys and values of their sequences: FlashAttention-2 (Dao
-// 2023) with keys shared out as in Flash-Decoding (Dao et al. 2023). Decoding and prompts differ in
-// the shape of the tile only.
+// 2023) with keys divided among blocks as in Flash-Decoding (Dao et al. 2023). Decoding and prompts
+// differ in the shape of the tile only.
 //
-// kTeams teams of kWarps warps walk the keys of a block, every kTeams-th tile each, with the
-// running maximum and sum of an online softmax. A team's warps have rows of their own and share
-// what is fetched; kStages tiles of a team are in flight.
+// kTeams teams of kWarps warps each loop over the keys of a block and keep the running maximum and
+// sum of an online softmax; each team takes every kTeams-th tile. The warps of a team own different
+// rows and share the keys and values that are fetched. Each team has kStages tiles in flight.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const PagedWork<Tile> work(shape, item);
   if (item.part >= work.parts) return wait_for_inputs();
 
-  const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0);  // known to be one for the warp
+  const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0);  // known to be warp-uniform
   const int team = warp / Tile::kWarps, warp_of_team = warp % Tile::kWarps;
   char* const stages = shared + team * kStages * Tile::kStageBytes;
   const PageWalk<Tile> walk(work, keys, values, warp_of_team);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     wait_copies<kStages - 1>();
     sync_team<Tile>();
     attention.attend(stages + stage * Tile::kStageBytes, tile * kKeys);
-    sync_team<Tile>();  // all warps of the team have left the stage
+    sync_team<Tile>();  // until no warp of the team reads the stage any more
     const int ahead = tile + kStages * kTeams;
     if (ahead < work.last_tile) walk.fetch(stages + stage * Tile::kStageBytes, next);
     end_copies();
@@ -91,8 +91,9 @@ void launch_paged(const AttentionArguments& a, const PagedShape& shape, int abov
          paged_scratch_of(stream));
 }
 
-// Few rows a sequence (decoding): they fit one small tile, and all warps share out the keys. More:
-// large tiles, whose warps share the keys that are fetched.
+// Launches a kernel for sequences with few rows (decoding), which fit one small tile, so that all
+// warps divide the keys; and, if there are sequences with more rows, one with large tiles for them,
+// whose warps share the keys that are fetched.
 template <class Few, class Many>
 void launch_paged_tiles(const AttentionArguments& a, const PagedShape& shape,
                         const Stream& stream) {

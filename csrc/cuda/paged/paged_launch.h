@@ -1,4 +1,4 @@
-// Grids of the kernels of paged attention.
+// The grids of the kernels of paged attention.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ struct PagedGrid {
   PagedPlan plan;
 };
 
-// Tiles of the sequences that have rows in (above, most], or the most there can be.
+// Returns the number of tiles per kv head of the sequences with rows in (above, most]; for a bucket
+// an upper bound.
 inline int64_t paged_tiles(const SequenceBatch& batch, int64_t group, int64_t rows, int64_t above,
                            int64_t most) {
   if (!batch.begin()) {
@@ -29,7 +30,7 @@ inline int64_t paged_tiles(const SequenceBatch& batch, int64_t group, int64_t ro
   return tiles;
 }
 
-// As many blocks as there can be items; surplus ones leave.
+// Returns a grid of as many blocks as there can be items; surplus blocks return at once.
 template <class Tile>
 PagedGrid paged_grid(const AttentionArguments& a, const PagedShape& shape, int above, int most) {
   const int64_t tiles = paged_tiles(*a.queries, shape.group, Tile::kRows, above, most) * a.kv_heads;

@@ -1,5 +1,6 @@
-// The answer of a tile from its parts: those of a block's teams are put together in shared memory,
-// those of the blocks that shared the keys by the last of these blocks.
+// Combines the output of a tile from its parts. The parts of a block's teams are combined in shared
+// memory; those of the blocks that divided the keys are combined by the last of these blocks to
+// finish.
 #pragma once
 
 #include "cuda/activation.h"
@@ -9,7 +10,7 @@
 
 namespace fusewire::cuda {
 
-// What teams show one another when they are through: sums of a row are relative to 2^top.
+// The results of the teams, in shared memory. The sums of a row are relative to 2^top.
 template <class Tile>
 struct PagedTeams {
   static constexpr int kStride = Tile::kDim + 4;  // rows begin in different banks
@@ -17,12 +18,13 @@ struct PagedTeams {
   float top[Tile::kTeams][Tile::kRows], sum[Tile::kTeams][Tile::kRows];
 };
 
-// A row that sees none of these keys has top = -infinity: nothing is its weight.
+// Returns the factor 2^(top - highest) of a part. A row that sees none of the part's keys has top =
+// -infinity and factor 0.
 __device__ __forceinline__ float part_weight(float top, float highest) {
   return top == -INFINITY ? 0.0f : exp2f(top - highest);
 }
 
-// Four columns of a row of the answer.
+// Stores four columns of a row of the output, rounded to T.
 template <class Tile>
 __device__ __forceinline__ void store_answer(typename Tile::T* row, int column,
                                              const PagedShape& shape, const float4& v) {
@@ -50,7 +52,8 @@ __device__ __forceinline__ float4 scaled(const float4& v, float scale) {
   return {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 }
 
-// Writes what the teams found: the answer, or this block's part of it.
+// Combines the results of the teams and stores the output or, if the keys are divided, this block's
+// part of it in the scratch memory.
 template <class Tile>
 __device__ __forceinline__ void merge_teams(const PagedTeams<Tile>& teams,
                                             const PagedWork<Tile>& work, typename Tile::T* out,
@@ -79,22 +82,24 @@ __device__ __forceinline__ void merge_teams(const PagedTeams<Tile>& teams,
   }
 }
 
-// Whether all parts of the tile are in the scratch now, which is true in one block: the last.
+// Returns true in exactly one block of the tile, the last to call it, when all parts are in the
+// scratch memory.
 __device__ __forceinline__ bool last_part(int32_t* counter, int parts) {
   __shared__ bool last;
-  __threadfence();  // this thread's results are visible before the block is counted
+  __threadfence();  // makes this thread's results visible before the block is counted
   __syncthreads();
   if (threadIdx.x == 0) {
     last = atomicAdd(counter, 1) == parts - 1;
-    if (last) *counter = 0;  // for the next kernel
+    if (last) *counter = 0;  // as the next kernel expects it
   }
   __syncthreads();
   if (last) __threadfence();
   return last;
 }
 
-// Results of other blocks are read past the first cache, which may not know of them. What a thread
-// reads of kTogether parts is under way at once: the merge is a chain of latencies.
+// Combines the parts of all blocks and stores the output. Loads bypass the L1 cache, which is not
+// coherent with the writes of other blocks. Each thread keeps the loads of kTogether parts in
+// flight, because the merge is a chain of latencies.
 template <class Tile>
 __device__ __forceinline__ void merge_parts(const PagedWork<Tile>& work, typename Tile::T* out,
                                             const PagedScratch& scratch) {
@@ -136,7 +141,8 @@ __device__ __forceinline__ void merge_parts(const PagedWork<Tile>& work, typenam
   }
 }
 
-// What a block does when its team is through with its keys, the places of which serve for the sums.
+// Merges the results of the block's teams and, in the last block of the tile, those of all blocks.
+// The stages of keys and values are reused for the sums.
 template <class Tile, class Attention>
 __device__ __forceinline__ void merge(const Attention& attention, int team, char* shared,
                                       const PagedWork<Tile>& work, typename Tile::T* out,

@@ -1,15 +1,15 @@
-// Chooses the tiles of the paged attention on tensor cores by the width of a head (padded with
-// zeros to the next compiled one).
+// Chooses the tile sizes of paged attention on tensor cores by head_dim, padded with zeros to the
+// next compiled one.
 #include "cuda/paged/paged_kernel.h"
 #include "cuda/paged/paged_mma_float8.h"
 
 namespace fusewire::cuda {
 namespace {
 
-// Width; teams, stages, blocks a multiprocessor.
+// Template parameters: head_dim, teams, stages, blocks per multiprocessor.
 template <class T, int kDim, int kTeams, int kStages, int kBlocks>
 using Few = PagedMmaTile<T, kDim, 1, kTeams, 32, kStages, kBlocks>;
-// Width; keys a step, blocks a multiprocessor.
+// Template parameters: head_dim, keys per step, blocks per multiprocessor.
 template <class T, int kDim, int kKeys, int kBlocks>
 using Many = PagedMmaTile<T, kDim, 4, 1, kKeys, 2, kBlocks>;
 template <class T, int kDim, int kTeams, int kStages, int kBlocks>

@@ -1,5 +1,5 @@
-// What one warp does in the paged attention on tensor cores: the arithmetic of flash_steps.h with
-// the scores that decoding needs.
+// A warp of paged attention on tensor cores: the arithmetic of flash_steps.h, with the masking of
+// scores that decoding needs.
 #pragma once
 
 #include "cuda/attention/flash_steps.h"
@@ -12,16 +12,16 @@ struct MmaWarp {
   using T = typename Tile::T;
   using Steps = FlashSteps<Tile>;
   using Scores = typename Steps::Scores;
-  static constexpr size_t kOwnBytes = 0;  // of shared memory
+  static constexpr size_t kOwnBytes = 0;  // of shared memory besides the stages
   static constexpr int kKeys = Tile::kKeys;
 
   const PagedWork<Tile>& work;
-  const int warp_row;  // of the tile
+  const int warp_row;  // the warp's first row in the tile
   FlashState<Tile> state;
-  float factor, raised;       // as in FlashWork, the second in units of log2
-  int position[2];            // of the lane's rows
-  int lowest, highest;        // position of the warp's rows
-  uint32_t key_at, value_at;  // of the lane, in a stage
+  float factor, raised;       // as in FlashWork, raised in units of log2
+  int position[2];            // positions of the lane's rows
+  int lowest, highest;        // range of positions of the warp's rows
+  uint32_t key_at, value_at;  // offsets of the lane in a stage
 
   __device__ __forceinline__ MmaWarp(const PagedWork<Tile>& work, const T* q, char*,
                                      int warp_of_team, int)
@@ -43,7 +43,7 @@ struct MmaWarp {
 #pragma unroll
       for (int i = 0; i < 4; ++i) state.out[0][c][i] = 0.0f;
     }
-    // The maximum is taken of scores before the factor, which then has to be positive.
+    // The maximum is taken over unscaled scores, which is correct only if the factor is positive.
     const float scale = shape.scale * kLog2E;
     const bool direct = !shape.bias && shape.soft_cap <= 0.0f && scale > kLeastFactor;
     factor = direct ? scale : 1.0f;
@@ -54,7 +54,7 @@ struct MmaWarp {
     value_at = Tile::kKeyBytes + Tile::value_lane(lane);
   }
 
-  // Of the tile in `stage`, whose first key is at position `first`.
+  // Attends to the tile in `stage`, whose first key is at position `first`.
   __device__ __forceinline__ void attend(const char* stage, int first) {
     if (warp_row >= work.rows || first > work.last_seen(highest)) return;
     if (first + kKeys <= lowest - work.shape.left) return;
@@ -76,7 +76,7 @@ struct MmaWarp {
       Steps::template cap_scores<false>(score, shape.soft_cap * kLog2E, kKeys);
     }
     if (shape.bias) {
-      // Found anew for every tile, or the heads would cost registers where there is no bias.
+      // Recomputed for every tile: otherwise the heads would occupy registers even without a bias.
       int row_of_lane = warp_row + threadIdx.x % 32 / 4;
       asm volatile("" : "+r"(row_of_lane));
       const int bias[2] = {shape.bias_row(work.query_head(row_of_lane)),
@@ -119,23 +119,23 @@ struct MmaWarp {
   }
 };
 
-// kWarps warps a team own 16 rows each; keys and values pass kKeys at a time.
+// Each of the kWarps warps of a team owns 16 rows. Teams loop over tiles of kKeys keys and values.
 template <class Element, int dim, int warps, int teams, int keys, int stages, int blocks>
 struct PagedMmaTile : FlashTile<Element, dim, warps, 1, keys, blocks, FlashMode::kGeneral> {
   using Base = FlashTile<Element, dim, warps, 1, keys, blocks, FlashMode::kGeneral>;
   using Warp = MmaWarp<PagedMmaTile>;
   using Stored = Element;
   static constexpr int kTeams = teams, kStages = stages, kThreads = 32 * warps * teams;
-  static constexpr int kStageBytes = Base::kBiasAt;  // keys and values only
+  static constexpr int kStageBytes = Base::kBiasAt;  // keys and values, no bias
 
-  // Where a lane begins to read the keys and the values of a stage.
+  // Return the offset in a stage at which a lane begins to read keys or values.
   __device__ __forceinline__ static uint32_t key_lane(int lane) {
     return Base::key_offset(lane / 4, lane % 4);
   }
   __device__ __forceinline__ static uint32_t value_lane(int lane) {
     return Base::value_offset(lane % 16, lane / 16);
   }
-  // The sums that lane t of a quad has of 16 columns, a pair of either product.
+  // Stores the sums of 16 columns that lane t of a quad holds: a pair from each of two products.
   __device__ __forceinline__ static void put(float* to, int t, float2 first, float2 second) {
     *reinterpret_cast<float2*>(to + 2 * t) = first;
     *reinterpret_cast<float2*>(to + 8 + 2 * t) = second;

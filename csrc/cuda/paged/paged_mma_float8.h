@@ -1,16 +1,17 @@
-// The tile of the paged attention on tensor cores over a cache in float8: codes lie in shared
-// memory as they do in pages, and become numbers of 16 bits on their way to registers.
+// The tile of paged attention on tensor cores with a float8 cache. Shared memory holds the codes as
+// pages do; they are converted to 16-bit elements when they are loaded into registers.
 #pragma once
 
 #include "cuda/paged/paged_mma.h"
 
 namespace fusewire::cuda {
 
-// As PagedMmaTile; rows are padded so that neither access meets itself in a bank: keys are read 8
-// bytes a thread, four rows of 32 bytes at a time, values as eight rows of 16 bytes (ldmatrix).
+// As PagedMmaTile. Rows are padded so that neither access has bank conflicts: a thread reads 8
+// bytes of keys, four rows of 32 bytes at a time, and values as eight rows of 16 bytes (ldmatrix).
 //
-// An ldmatrix moves pairs of codes, of which the first are columns of one product and the second
-// those of the next: of 16 columns one product has the even ones, the other the odd ones.
+// ldmatrix moves pairs of codes. The first codes of the pairs are columns of one product, the
+// second codes columns of the next, so that of 16 columns one product has the even ones and the
+// other the odd ones.
 template <class Element, int dim, int warps, int teams, int keys, int stages, int blocks>
 struct PagedMmaFloat8Tile : FlashTile<Element, dim, warps, 1, keys, blocks, FlashMode::kGeneral> {
   static_assert(dim % 32 == 0);
@@ -21,7 +22,7 @@ struct PagedMmaFloat8Tile : FlashTile<Element, dim, warps, 1, keys, blocks, Flas
   static constexpr int kKeyBytes = keys * kKeyStride;
   static constexpr int kStageBytes = kKeyBytes + keys * kValueStride;
 
-  // Where 16 codes of a row lie.
+  // Return the offset of chunk `chunk`, 16 codes, of a row.
   __device__ __forceinline__ static int key_offset(int row, int chunk) {
     return row * kKeyStride + chunk * 16;
   }
@@ -34,7 +35,7 @@ struct PagedMmaFloat8Tile : FlashTile<Element, dim, warps, 1, keys, blocks, Flas
   __device__ __forceinline__ static uint32_t value_lane(int lane) {
     return lane % 16 * kValueStride;
   }
-  // `chunks` of 8 columns, as the products count them.
+  // Here `chunks` counts 8 columns each, as the products do.
   __device__ __forceinline__ static uint32_t key_at(uint32_t lane, int rows, int chunks) {
     return lane + rows * kKeyStride + chunks * 8;
   }
@@ -56,7 +57,7 @@ struct PagedMmaFloat8Tile : FlashTile<Element, dim, warps, 1, keys, blocks, Flas
   }
 
  private:
-  // load_transposed of two matrices: of lanes 0 to 15 the addresses of their rows.
+  // As load_transposed, for two matrices; lanes 0 to 15 pass the addresses of their rows.
   __device__ __forceinline__ static uint2 load_transposed_16(uint32_t address) {
     uint2 r;
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"

@@ -4,7 +4,7 @@
 namespace fusewire::cuda {
 namespace {
 
-// A block owns 64 queries.
+// The longest prompt must exceed the 64 queries of a block of packed attention.
 constexpr int64_t kLeastTokens = 65;
 
 AttentionArguments packed(const AttentionArguments& a, const SequenceBatch& prompts) {

@@ -1,9 +1,9 @@
-// Which rows and which keys a block of the paged attention works on.
+// The rows and the keys that a block of paged attention works on.
 //
-// A tile is kRows rows of one sequence and kv head; its keys are shared out among as many blocks as
-// keep the device busy (Flash-Decoding, Dao et al. 2023): about `capacity` blocks get equal shares
-// of all keys of the batch. Lengths are known on the device alone (a CUDA graph is replayed for
-// many batches), so each block works out the shares and counts until it reaches its own.
+// A tile is kRows rows of one sequence and kv head. Its keys are divided among as many blocks as
+// keep the device busy (Flash-Decoding, Dao et al. 2023): about `capacity` blocks receive equal
+// shares of all keys of the batch. Only the device knows the lengths (a CUDA graph is replayed for
+// many batches), so each block computes the shares and counts until it reaches its own.
 #pragma once
 
 #include <cstdint>
@@ -12,39 +12,40 @@
 
 namespace fusewire::cuda {
 
-// Which sequences a launch serves, those with rows in (above, most] a kv head, how many blocks run
-// at once, and how many keys the rows of one tile can see at most: counted on the host, because
-// divisions in front of every block's work take longer than a part of the keys does.
+// What the host determines for a launch: it serves the sequences with rows per kv head in (above,
+// most], `capacity` blocks run at once, and the rows of a tile see at most `span` keys. The device
+// does not compute these, because the divisions before the work of every block would take longer
+// than a part of the keys does.
 struct PagedPlan {
   int above, most, capacity, span;
 };
 
-// A tile's part of the keys should be worth a block.
+// The fewest keys of a part that are worth a block.
 constexpr int kLeastPart = 128;
-// So many parts of kRows rows are put together in shared memory.
+// The most parts of a tile of kRows rows: they have at most 2048 rows in total.
 template <int kRows>
 constexpr int kMostParts = 2048 / kRows;
 
 struct PagedItem {
-  int sequence, token, tokens, context;  // token: the packed row of the sequence's first new one
-  int first_row, head;                   // of the sequence; the kv head
-  int part, parts, slot;  // slot: of part 0, in the scratch; parts of a tile have neighbouring ones
+  int sequence, token, tokens, context;  // token: the packed row of the first new token
+  int first_row, head;                   // the tile's first row in the sequence; the kv head
+  int part, parts, slot;  // slot: that of part 0 in the scratch; the other parts' slots follow it
 };
 
-// What block `number` does; tokens == 0: nothing. All 32 lanes of a warp call it and get the same
-// answer. Offsets, context lengths and tables are uploaded before the first kernel of a chain: this
-// may come before wait_for_inputs().
+// Returns the item of block `number`; tokens == 0: none. All 32 lanes of a warp call it and receive
+// the same result. Offsets, context lengths and tables are uploaded before the first kernel of a
+// chain, so this may be called before wait_for_inputs().
 //
-// Equal shares rounded up to parts of tiles would be a few more than run at once, and those wait
-// for a place: parts grow until there are few enough, or nearly.
+// Rounding equal shares up to parts of tiles gives a few more items than blocks that run at once,
+// and these would have to wait. Parts therefore grow until there are few enough items, or nearly.
 //
-// Items are never more than tiles * kv_heads + capacity, and those of tiles in more than one part,
-// which need slots, never more than 2 * capacity: a part is at least total / capacity keys, and a
-// tile of n > 1 parts has more than n - 1 >= n / 2 parts' keys.
+// There are never more than tiles * kv_heads + capacity items. At most 2 * capacity of them belong
+// to tiles with more than one part, which need slots: a part is at least total / capacity keys, and
+// a tile of n > 1 parts has more keys than n - 1 >= n / 2 parts.
 template <int kRows>
 __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const PagedPlan& plan,
                                                int number) {
-  constexpr int kEach = 4;  // neighbouring sequences of a lane
+  constexpr int kEach = 4;  // consecutive sequences per lane
   constexpr int kRounds = 3;
   constexpr unsigned kWarp = 0xffffffffu;
   const int lane = threadIdx.x % 32, sequences = shape.sequences;
@@ -112,7 +113,7 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
       mine += items[i];
       mine_slots += parts[i] > 1 ? items[i] : 0;
     }
-    int through = mine, slots_through = mine_slots;  // of all lanes up to this one
+    int through = mine, slots_through = mine_slots;  // of all lanes up to and including this one
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int other = __shfl_up_sync(kWarp, through, distance);
@@ -159,7 +160,7 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
     item.parts = in_parts;
     item.slot = first_slot + left - item.part;
     item.head = left / in_parts % shape.kv_heads;
-    // The last tile of a sequence sees the most keys: it begins first.
+    // The last tile of a sequence, which sees the most keys, starts first.
     item.first_row = (tiles - 1 - left / in_parts / shape.kv_heads) * kRows;
     return item;
   }

@@ -13,7 +13,8 @@ namespace {
 
 constexpr size_t kCounterBytes = kScratchCounters * sizeof(int32_t);
 
-// At once, whatever is being captured: it is no part of a graph.
+// Clears memory immediately, even while a graph is being captured: it does not become part of the
+// graph.
 void set_to_zero(void* memory, size_t bytes) {
   cudaStream_t now;
   check(cudaStreamCreateWithFlags(&now, cudaStreamNonBlocking), "stream");

@@ -1,4 +1,5 @@
-// Where blocks that share the keys of a tile leave their parts of the answer for the last of them.
+// Scratch memory in which the blocks that divide the keys of a tile leave their parts of the output
+// for the last of them.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,10 @@ namespace fusewire::cuda {
 constexpr int kScratchCounters = 4096;
 constexpr int64_t kScratchPartBytes = int64_t{16} << 20;
 
-// A slot is one block's part: kRows rows of kDim sums, and for each row its highest score and the
-// sum of its weights.
+// A slot holds one block's part: kRows rows of kDim sums, and for each row its highest score and
+// the sum of its weights.
 struct PagedScratch {
-  int32_t* counters;  // of the first slots of tiles; all 0 between kernels
+  int32_t* counters;  // one per slot, used for the first slot of a tile; all 0 between kernels
   char* parts;
 
   template <class Tile>
@@ -36,8 +37,9 @@ struct PagedScratch {
   }
 };
 
-// The stream's own, for its work is serial. It is kept for ever, for graphs hold its address: a
-// graph that was captured on a stream is replayed on it, or in its order.
+// Returns the scratch memory of a stream. Each stream has its own, since its kernels run one after
+// another. It is never freed, because graphs hold its address: a graph that was captured on a
+// stream is replayed on that stream or ordered with it.
 PagedScratch paged_scratch_of(const Stream& stream);
 
 }  // namespace fusewire::cuda

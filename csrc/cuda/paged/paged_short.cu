@@ -1,17 +1,17 @@
-// Attention of one new token a sequence to a context of few pages: translation with beams, where
-// there are hundreds of rows and a few dozen keys.
+// Attention of one new token per sequence to a context of few pages, as in translation with beam
+// search: hundreds of rows and a few dozen keys.
 //
-// A warp has a head of a row and all its keys. Eight lanes read a key, a vector each, and keep 16
-// or 32 keys in registers, then their values; sums over a key's lanes leave every lane with the
-// score of one key, so that a softmax is one exponential, and values arrive while it is taken.
-// Blocks share nothing and wait for nobody.
+// A warp processes one head of a row and all its keys. Eight lanes read a key, one vector each. The
+// warp keeps 16 or 32 keys in registers, then their values. Sums over the lanes of a key leave each
+// lane with the score of one key, so that the softmax takes one exponential, and values are loaded
+// in the meantime. Blocks share nothing and do not synchronise.
 //
-// Beams of one source read the same pages: of four neighbouring sequences those with equal tables
-// are served by the first one's warp, which reads the keys once. Each row's sums are the same as by
-// itself.
+// Beams of one source read the same pages. Of four neighbouring sequences, the warp of the first
+// one also serves those with the same block table, and reads the keys once. The sums of each row
+// are the same as if it were alone.
 //
 // Keys of earlier steps are fetched before wait_for_inputs(), as in sm90_paged.h, and their values
-// brought near.
+// are prefetched into L2.
 #include <algorithm>
 
 #include "cuda/activation.h"
@@ -26,26 +26,28 @@ namespace fusewire::cuda {
 namespace {
 
 constexpr int kDim = 64, kWarps = 4;
-constexpr int kElements = 8;              // of a lane: a vector of 16 bits each
-constexpr int kLanes = kDim / kElements;  // of a key
+constexpr int kElements = 8;              // per lane: a vector of 16-bit elements
+constexpr int kLanes = kDim / kElements;  // lanes per key
 constexpr int kAtOnce = 32 / kLanes;      // keys that a warp reads in one instruction
-constexpr int kMostRows = 4;              // neighbours that may read the same keys
+constexpr int kMostRows = 4;              // neighbouring sequences that may share keys
 constexpr int kMostPages = 8;
 constexpr int kMostKeys = 128;
 
-// How often a warp with kRows rows reads before it computes. With one row so few that its threads
-// leave registers for all that a multiprocessor can have: hundreds of beams are one wave of blocks.
+// The number of loads per lane before a warp with kRows rows computes. With one row it is so small
+// that a multiprocessor has registers for all threads that it can hold: hundreds of beams are then
+// one wave of blocks.
 template <int kRows>
 constexpr int kReadsOf = kRows == 1 ? kLanes / 2 : kLanes;
 
-// New tokens' keys and values: rows beside those of the queries; null where the cache has them.
+// Keys and values of new tokens, in rows beside those of the queries; null if they are in the cache
+// already.
 template <class T>
 struct NewRows {
   const T *k, *v;
   int64_t k_stride, v_stride;
 };
 
-// What a lane has of a key, in the numbers of a cache.
+// A lane's elements of a key, in the element type of the cache.
 template <class Stored>
 using Piece = std::conditional_t<sizeof(Stored) == 1, uint2, uint4>;
 
@@ -66,8 +68,9 @@ __device__ __forceinline__ void to_floats(const uint2& codes, float (&x)[kElemen
   to_floats<__half>(uint4{low.x, low.y, high.x, high.y}, x);
 }
 
-// Sums of kCount values over lanes that differ in `kFirst`, kFirst / 2, …: halves of the values go
-// to either side, so that a lane ends with one value's sum for each kCount / sides.
+// Sums each of kCount values over the lanes whose numbers differ in the bits kFirst, kFirst / 2,
+// ..., kLast. For each bit, the two halves of the lanes exchange half of their values, so that each
+// lane ends up with the sums of kCount / 2^bits values, at the front of x.
 template <int kCount, int kFirst, int kLast>
 __device__ __forceinline__ void share_sums(float* x) {
   constexpr int kHalf = kCount / 2;
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 8 : 2)
                        Stored* values, const NewRows<T> added) {
   using P = Piece<Stored>;
   constexpr int kReads = kReadsOf<kRows>, kChunk = kReads * kAtOnce;  // keys in registers
-  constexpr int kSame = kLanes / kReads;  // lanes that get the score of one key
+  constexpr int kSame = kLanes / kReads;  // lanes that receive the score of the same key
   let_next_start();
   const int lane = threadIdx.x % 32, of_key = lane / kLanes, column = lane % kLanes * kElements;
   const int number = static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -96,10 +99,11 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 8 : 2)
   const int rows = kRows == 1 ? 1 : sequences_sharing<kMostRows, kMostPages>(shape, sequence);
   if (rows == 0 || shape.offsets[sequence + 1] == row) return wait_for_inputs();
 
-  const int newest = shape.contexts[sequence] - 1;  // position of the token, and of the query
+  const int newest = shape.contexts[sequence] - 1;  // position of the new token, the query
   const int begin = max(newest - shape.left, 0), end = newest + 1;
   const int32_t* const table = shape.table + int64_t{sequence} * shape.table_width;
-  // In pieces. Of keys beyond the context, too, so that tables are read while contexts are.
+  // Returns the index of a key's piece in the cache. Also defined for keys beyond the context, so
+  // that reading the block table need not wait for the context length.
   const auto place_of = [&](int key, int lane_of_key) {
     const int page = table[min(key >> shape.page_shift, shape.table_width - 1)];
     const int in_page = key & ((1 << shape.page_shift) - 1);
@@ -107,9 +111,10 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 8 : 2)
     return (before + in_page) * kLanes + lane_of_key;
   };
 
-  P pieces[kReads];  // of keys, then of their values
+  P pieces[kReads];  // of keys, then of values
   enum class Which { kStored, kNewest, kBoth };
-  // From `first` on, those that are stored, or the newest, which it stores if it is not.
+  // Loads the keys (or values) from `first` on: those stored by earlier steps, the newest, or both.
+  // Stores the newest in the cache if it comes from new_rows.
   const auto fetch = [&](Stored* cache, const T* new_rows, int64_t stride, float scale, int first,
                          Which which) {
 #pragma unroll
@@ -128,7 +133,7 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 8 : 2)
           pieces[i] = *place;
         }
       } else if (which != Which::kNewest) {
-        pieces[i] = P{};  // what nobody sees enters no sum, whatever its memory holds
+        pieces[i] = P{};  // keys that are not seen may hold anything, NaN too
         if (key >= begin && key < end) pieces[i] = *place;
       }
     }
@@ -160,7 +165,7 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 8 : 2)
 #pragma unroll 1
   for (int first = 0; first < end; first += kChunk) {
     if (first > 0) fetch_keys(first, Which::kBoth);
-    // The key whose score this lane gets.
+    // The key whose score this lane receives.
     const int key = first + lane % kLanes / kSame * kAtOnce + of_key;
     const bool seen = key >= begin && key < end;
     const float bias = shape.bias && seen ? shape.bias_at(bias_row, key - newest) * kLog2E : 0.0f;
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 8 : 2)
     }
   }
 
-  // Of the lane's eight columns two are left to it.
+  // Of its eight columns, the lane keeps the sums of two.
   constexpr int kLeft = kElements / kAtOnce;
   const int mine = column + lane / kLanes / 2 * 4 + lane / kLanes % 2 * kLeft;
 #pragma unroll

@@ -1,17 +1,18 @@
-// Attention of one new token a sequence to the whole of a context: beams to their sources, in
-// translation, where there are hundreds of rows and a few dozen keys, and in summaries, where there
-// are hundreds of keys.
+// Attention of one new token per sequence to the whole of a context, without a mask: beams to their
+// sources, in translation (hundreds of rows and a few dozen keys) and summarisation (hundreds of
+// keys).
 //
-// A warp has a head of up to kMostRows rows and all their keys, 32 at a time, in registers, from
-// the fetch to the tensor cores: which lane fetches which numbers is chosen so that each has what
-// its fragments of the products take. Dimensions may be summed in any order, as long as queries and
-// keys agree on it, and so may keys. Blocks share nothing and wait for nobody. Many keys are shared
-// out among the warps of a block, which adds up what they found.
+// A warp processes one head of up to kMostRows rows and all their keys, 32 at a time. Keys and
+// values stay in registers from the fetch to the tensor cores: each lane fetches the elements that
+// its fragments of the products need. Columns may be summed in any order as long as queries and
+// keys agree on it, and so may keys. Blocks share nothing and do not synchronise. If there are many
+// keys, the warps of a block divide them, and the block adds up their results.
 //
-// Of kMostRows neighbouring sequences those with equal tables are served by the first one's warp,
-// which reads the keys once. Each row's sums are the same as by itself. Where more sequences come
-// than there is room for warps at once, a warp has several in turn, of which mostly one leads the
-// others: warps that find nothing to do would only keep those out that have work.
+// Of kMostRows neighbouring sequences, the warp of the first one also serves those with the same
+// block table, and reads the keys once. The sums of each row are the same as if it were alone. If
+// there are more sequences than warps that run at once, a warp processes several in turn. Usually
+// one of them leads the others; separate warps would find nothing to do, but occupy slots that
+// warps with work need.
 //
 // Keys and values of earlier steps are fetched before wait_for_inputs(), as in sm90_paged.h.
 #include <algorithm>
@@ -29,15 +30,16 @@ namespace fusewire::cuda {
 namespace {
 
 constexpr int kDim = 64, kWarps = 4;
-constexpr int kVector = 8;     // numbers of a fetch
+constexpr int kVector = 8;     // elements per load
 constexpr int kChunk = 32;     // keys in registers
-constexpr int kMostRows = 16;  // neighbours that may read the same keys
+constexpr int kMostRows = 16;  // neighbouring sequences that may share keys
 constexpr int kMostPages = 8, kMostKeys = 128;
-// In parts, as many keys as a table of a recorded step has room for; with fewer heads of rows than
-// this the keys of each have to be shared out among blocks.
+// If the warps of a block divide the keys: the most keys, as many as the block table of a captured
+// step has room for, and the fewest sequences times heads. With fewer of these, the keys of each
+// have to be divided among blocks.
 constexpr int kMostKeysInParts = 2048, kFewestInParts = 256;
 constexpr int kBlocksPerSm = 3;
-constexpr int kMostInTurn = 4;  // sequences of a warp, where it has several
+constexpr int kMostInTurn = 4;  // the most sequences that a warp processes in turn
 
 struct Words {
   uint32_t at[4];
@@ -47,15 +49,16 @@ __device__ __forceinline__ Words words_of(const uint4& vector) {
   return {{vector.x, vector.y, vector.z, vector.w}};
 }
 
-constexpr int kHalves = 2;  // of a fragment's rows: g, g + 8
+constexpr int kHalves = 2;  // rows of a lane in a fragment: g and g + 8
 
-// Of some rows over some keys, what a lane has: sums of values weighed relative to the highest
-// score, and its own part of the weights.
+// A lane's results for some rows over some keys: the sums of values weighted relative to the
+// highest score, that score, and the lane's own part of the sum of weights.
 struct Found {
   float sum[kDim / 8][2 * kHalves], top[kHalves], total[kHalves];
 };
 
-// What the warps of a block but the first have found, a number of all lanes after the other.
+// The results of all warps of a block but the first, element by element, each contiguous over the
+// lanes.
 template <int kParts>
 struct FoundParts {
   static constexpr int kNumbers = sizeof(Found) / sizeof(float);
@@ -77,7 +80,7 @@ struct FoundParts {
 template <>
 struct FoundParts<1> {};
 
-// Adds what was found over other keys.
+// Adds the results over other keys.
 __device__ __forceinline__ void add(Found& to, const Found& more) {
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
@@ -96,8 +99,8 @@ __device__ __forceinline__ void add(Found& to, const Found& more) {
   }
 }
 
-// Of one head, `rows` sequences from one on that share their pages; of a block of kParts warps each
-// has every kParts-th chunk of keys.
+// Computes one head of `rows` sequences that share their pages, `sequence` and those after it. If
+// kParts > 1, each of the kParts warps of a block takes every kParts-th chunk of keys.
 template <class T, int kParts>
 __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out, const T* q,
                                                  const T* keys, const T* values, int sequence,
@@ -112,14 +115,15 @@ __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out
     const int in_page = key & ((1 << shape.page_shift) - 1);
     return (((page * shape.heads + head) << shape.page_shift) + in_page) * kDim;
   };
-  // Of tile j of 8 keys a lane has key g, dimensions 8 t and 32 + 8 t on; of 16 keys' values those
-  // of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, dimensions 8 g on.
+  // Of tile j of 8 keys, a lane holds key g: 8 columns from 8 t on and 8 from 32 + 8 t on. Of 16
+  // values, it holds those of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: 8 columns from 8 g on.
   uint4 k[kChunk / 8][2], v[kChunk / 16][4];
   const auto key_of = [&](int first, int j) { return first + 8 * j + g; };
   const auto value_of = [&](int first, int b, int i) {
     return first + 16 * b + 2 * t + i % 2 + i / 2 * 8;
   };
-  // In the place of keys beyond `last`, which nobody sees, that one: no load waits for a branch.
+  // Instead of keys beyond `last`, which are not seen, it loads `last`, so that no load depends on
+  // a branch.
   const auto fetch = [&](int first, int last) {
 #pragma unroll
     for (int j = 0; j < kChunk / 8; ++j) {
@@ -259,7 +263,7 @@ __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out
 #pragma unroll
       for (int other = 1; other < kParts; ++other) add(found, parts.get(other));
     }
-    __syncthreads();  // before the next sequence's
+    __syncthreads();  // before `parts` is written for the next sequence
     if (part > 0) return;
   }
 #pragma unroll
@@ -280,7 +284,7 @@ __device__ __forceinline__ void attend_to_source(const PagedShape& shape, T* out
   }
 }
 
-// A warp, or in parts a block, has a head of `in_turn` sequences.
+// A warp, or a block if kParts > 1, processes one head of `in_turn` sequences.
 template <class T, int kParts>
 __global__ void __launch_bounds__(32 * kWarps, kBlocksPerSm)
     paged_sources_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q,
@@ -304,8 +308,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocksPerSm)
     }
     sequence += max(rows, 1);
   }
-  // One block waits whatever it has to do, so that the kernel does not end before those ahead of
-  // it; others make room for the next at once.
+  // Block 0 waits even if it has no work, so that the kernel does not complete before its
+  // predecessors. The other blocks without work make room for the next ones at once.
   if (blockIdx.x == 0) wait_for_inputs();
 }
 

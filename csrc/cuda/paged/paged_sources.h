@@ -1,4 +1,4 @@
-// Attention of beams to their sources.
+// Attention of beams to their source sequences (cross attention).
 #pragma once
 
 #include "core/attention.h"
@@ -6,8 +6,8 @@
 
 namespace fusewire::cuda {
 
-// Of one new token a sequence to all of its context, on tensor cores; false, and nothing done,
-// where it is not that.
+// Attention of one new token per sequence to all of its context, on tensor cores. Returns false,
+// and does nothing, if it does not support the batch.
 template <class T>
 bool paged_sources_attention(const AttentionArguments& a, const Stream& stream);
 

@@ -1,5 +1,5 @@
-// Keys and values on their way from the pages of a sequence to shared memory, and where its rows
-// are.
+// The rows of a tile, and the copies of keys and values from the pages of their sequence to shared
+// memory.
 #pragma once
 
 #include "cuda/element.h"
@@ -9,19 +9,19 @@
 
 namespace fusewire::cuda {
 
-// What one block works on. Key tiles are counted from the sequence's first position, kKeys each.
+// The work of one block. Key tiles of kKeys keys are counted from the sequence's first position.
 template <class Tile>
 struct PagedWork {
   using T = typename Tile::T;
 
   const PagedShape& shape;
   const PagedItem item;
-  int rows;                   // that there are of the tile's kRows
-  int old;                    // position of the sequence's first new token
-  int begin, end;             // positions that any row of the tile sees
-  int all_from, all_to;       // what lies beyond these some row may not see
-  int first_tile, last_tile;  // of this block: [first, last)
-  int parts;                  // into which the keys really fall
+  int rows;                   // how many of the tile's kRows rows exist
+  int old;                    // the position of the sequence's first new token
+  int begin, end;             // the positions that any row of the tile sees
+  int all_from, all_to;       // all rows see the positions from all_from to all_to
+  int first_tile, last_tile;  // the key tiles of this block: [first, last)
+  int parts;                  // how many parts of the keys are not empty
 
   __device__ __forceinline__ PagedWork(const PagedShape& shape, const PagedItem& item)
       : shape(shape), item(item) {
@@ -43,7 +43,7 @@ struct PagedWork {
     return (item.first_row + row) / shape.group;
   }
   __device__ __forceinline__ int position(int row) const { return old + token(row); }
-  // By a row at a position.
+  // Returns the last position that a row at `position` sees.
   __device__ __forceinline__ int last_seen(int position) const {
     return min(position + shape.right, item.context - 1);
   }
@@ -53,7 +53,8 @@ struct PagedWork {
   __device__ __forceinline__ const int32_t* table() const {
     return shape.table + int64_t{item.sequence} * shape.table_width;
   }
-  // The row of the cache that holds a position, by the sequence's table; in the type it is used as.
+  // Returns the row of the cache that holds a position, looked up in the sequence's block table.
+  // Row is the integer type that it is computed in.
   template <class Row = int>
   __device__ __forceinline__ Row cache_row(const int32_t* table, int position) const {
     const int page = table[position >> shape.page_shift];
@@ -68,7 +69,7 @@ struct PagedWork {
   }
 };
 
-// Vector<T>::kSize elements of a row from column `column` on, zeros beyond `width`.
+// Loads Vector<T>::kSize elements of a row from column `column` on, zeros from column `width` on.
 template <class T>
 __device__ __forceinline__ uint4 load_elements(const T* row, int column, int width) {
   Vector<T> vector;
@@ -79,32 +80,35 @@ __device__ __forceinline__ uint4 load_elements(const T* row, int column, int wid
   return *reinterpret_cast<const uint4*>(&vector);
 }
 
-// Each warp of a team copies kWarpKeys of a tile's keys, and as many lanes look up where they are.
+// Each warp of a team copies kWarpKeys of the keys of a tile, and as many of its lanes look up
+// their rows in the cache.
 template <class Tile>
 struct PageWalk {
-  using Stored = typename Tile::Stored;  // the cache's numbers
+  using Stored = typename Tile::Stored;  // the element type of the cache
   static constexpr int kWarpKeys = Tile::kKeys / Tile::kWarps;
   static constexpr int kSize = Vector<Stored>::kSize, kChunks = Tile::kDim / kSize;
   static_assert(kWarpKeys <= 32 && kWarpKeys * kChunks % 32 == 0);
 
   const PagedWork<Tile>& work;
-  const int32_t* table;  // of the sequence
+  const int32_t* table;  // the block table of the sequence
   const Stored *keys, *values;
-  const int first_key;  // of the warp, in a tile
+  const int first_key;  // the warp's first key in a tile
 
   __device__ __forceinline__ PageWalk(const PagedWork<Tile>& work, const Stored* keys,
                                       const Stored* values, int warp)
       : work(work), table(work.table()), keys(keys), values(values), first_key(warp * kWarpKeys) {}
 
-  // The row of keys and values that this lane looks up for a tile, -1 where nobody sees it: entries
-  // of the table beyond the context, or left behind by the window, are not read.
+  // Returns the row of the cache that this lane looks up for a tile, or -1 if no row of the tile
+  // sees the key. Entries of the block table beyond the context, or before the window, are not
+  // read.
   __device__ __forceinline__ int row_of(int tile) const {
     const int position = tile * Tile::kKeys + first_key + threadIdx.x % kWarpKeys;
     if (tile >= work.last_tile || position < work.begin || position >= work.end) return -1;
     return work.cache_row(table, position);
   }
 
-  // Rows that nobody sees become zeros: whatever their memory holds enters no sum.
+  // Copies keys and values to `stage`. Those that are not seen become zeros, because their memory
+  // may hold anything, NaN too.
   __device__ __forceinline__ void fetch(char* stage, int row) const {
     const int lane = threadIdx.x % 32, head_dim = work.shape.head_dim;
     const uint32_t base = shared_address(stage);

@@ -1,5 +1,5 @@
-// Beams of one source, and sequences that were forked, read the same pages: those that are
-// neighbours are found here, so that one warp reads keys and values for all of them.
+// Beams of one source, and sequences that were forked, read the same pages. These functions find
+// such neighbours, so that one warp reads keys and values for all of them.
 #pragma once
 
 #include "cuda/paged/paged_attention.h"
@@ -7,9 +7,10 @@
 
 namespace fusewire::cuda {
 
-// A warp: how many sequences from `sequence` on, within its kMostRows, read the very pages that it
-// reads, at most kMostPages; 0 where the one before does too. kLanes lanes compare a sequence's
-// pages with those of the one before.
+// Returns how many sequences from `sequence` on, within its aligned group of kMostRows, read
+// exactly the same pages, at most kMostPages; 0 if the sequence before it in the group does too.
+// All lanes of a warp call it; kLanes lanes compare the pages of a sequence with those of the one
+// before.
 template <int kMostRows, int kMostPages>
 __device__ __forceinline__ int sequences_sharing(const PagedShape& shape, int sequence) {
   constexpr int kLanes = kWarp / kMostRows, kPages = kMostPages / kLanes;
@@ -31,7 +32,8 @@ __device__ __forceinline__ int sequences_sharing(const PagedShape& shape, int se
       }
     }
   }
-  unsigned begins = __ballot_sync(kWholeWarp, differs);  // of a sequence in the first of its lanes
+  // The bit of a sequence's first lane: whether it differs from the sequence before.
+  unsigned begins = __ballot_sync(kWholeWarp, differs);
 #pragma unroll
   for (int other_lane = 1; other_lane < kLanes; other_lane *= 2) begins |= begins >> other_lane;
   const int own = (sequence - first) * kLanes;
@@ -41,11 +43,12 @@ __device__ __forceinline__ int sequences_sharing(const PagedShape& shape, int se
   return count;
 }
 
-// The same of sequences with many pages, of which each lane compares one in a round.
+// Returns the same for sequences with many pages; in each round every lane compares one page of all
+// sequences.
 template <int kMostRows>
 __device__ __forceinline__ int sequences_sharing_many(const PagedShape& shape, int sequence) {
   const int lane = threadIdx.x % kWarp, first = sequence / kMostRows * kMostRows;
-  bool begins_here = true;  // of a sequence in its lane
+  bool begins_here = true;  // whether the lane's sequence differs from the one before
   if (const int other = first + lane; lane > 0 && lane < kMostRows && other < shape.sequences) {
     begins_here = shape.contexts[other - 1] != shape.contexts[other] ||
                   shape.offsets[other + 1] == shape.offsets[other] ||

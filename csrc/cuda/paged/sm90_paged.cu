@@ -1,5 +1,5 @@
-// Hopper's attention over paged keys and values: which shapes it takes, and how its kernel is cut
-// for them.
+// Launches paged attention on Hopper: the shapes that it supports and the configuration of its
+// kernel for each.
 #include "cuda/paged/paged_launch.h"
 #include "cuda/paged/sm90_paged.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 using sm90::PagedNew;
 using sm90::PagedTmaTile;
-using AnyTile = PagedTmaTile<__half, __half, 64, 1, 2, 3>;  // for what all tiles have in common
+using AnyTile = PagedTmaTile<__half, __half, 64, 1, 2, 3>;  // for constants common to all tiles
 
 template <class Tile>
 void launch_tile(const AttentionArguments& a, const PagedShape& shape,
@@ -20,7 +20,7 @@ void launch_tile(const AttentionArguments& a, const PagedShape& shape,
   allow_shared_memory<kernel>(Tile::kSharedBytes, stream);
   const auto map = [&](const void* cache) {
     const int64_t keys = a.cache_pages * a.kv_heads * a.pages->page_size();
-    const int64_t width = Tile::kDim * Tile::kLineKeys;  // of lines that have several keys
+    const int64_t width = Tile::kDim * Tile::kLineKeys;  // a line may hold several keys
     return sm90::matrix_map(Tile::kFloat8 ? DType::kUInt8 : kDTypeOf<T>, cache,
                             keys / Tile::kLineKeys, width, width, Tile::kUnit / Tile::kLineKeys,
                             128 / int{sizeof(typename Tile::Stored)});
@@ -32,7 +32,7 @@ void launch_tile(const AttentionArguments& a, const PagedShape& shape,
 
 template <class T, class Stored>
 void attend(const AttentionArguments& a, const PagedNew<Stored>& added, const Stream& stream) {
-  constexpr int kMore = 2 / sizeof(Stored);  // stages for as many bytes in flight
+  constexpr int kMore = 2 / sizeof(Stored);  // scales stages for equally many bytes in flight
   const PagedShape shape(a, true);
   const auto run = [&](auto few, auto some) {
     if (a.queries->max_seqlen() * shape.group <= 8) {
@@ -64,7 +64,7 @@ PagedNew<Stored> new_tokens(const AttentionArguments& a, const RotaryArguments* 
   return added;
 }
 
-// New keys and values are read from where they lie behind the queries: rows of q | k | v.
+// Returns whether rows are q | k | v: new keys and values are read from behind the queries.
 template <class T>
 bool behind_queries(const AttentionArguments& a) {
   const T* const k = static_cast<const T*>(a.q.data) + a.heads * a.head_dim;
@@ -72,7 +72,7 @@ bool behind_queries(const AttentionArguments& a) {
          a.v.stride == a.q.stride;
 }
 
-// Two angles are read at once, and heads are rotated as a whole.
+// Returns whether the kernel can apply RoPE: it reads two angles at once and rotates whole heads.
 bool angles_fit(const RotaryArguments& rotary) {
   const auto aligned = [](const float* table) {
     return reinterpret_cast<uintptr_t>(table) % sizeof(float2) == 0;

@@ -1,14 +1,16 @@
-// Hopper's attention of few new tokens over paged keys and values (decoding): FlashAttention-2 (Dao
-// 2023) with keys shared out as in Flash-Decoding (Dao et al. 2023; paged_schedule.h).
+// Attention of few new tokens over paged keys and values (decoding) on Hopper: FlashAttention-2
+// (Dao 2023) with keys divided among blocks as in Flash-Decoding (Dao et al. 2023;
+// paged_schedule.h).
 //
-// Each of a block's warps walks the keys of its own, every fourth tile of 32, and waits for nobody
-// until the end. One instruction of a lane fetches 16 keys of a page, or their values (TMA), so
-// that what is in flight costs the warp nothing; keys and values have a place each and are fetched
-// anew as soon as they have been used.
+// Each warp of a block loops over keys of its own, every fourth tile of 32, and does not
+// synchronise with others until the end. One TMA instruction of a lane fetches 16 keys of a page,
+// or their values, so that loads in flight occupy no registers. Keys and values have separate
+// buffers, each of which is refilled as soon as it has been used.
 //
-// Keys and values of earlier steps were stored before anything of this step was launched: their
-// fetch starts before wait_for_inputs(), under the kernel that makes this step's queries. Those of
-// this step are in the cache already, or come with the queries (sm90_paged_new.h).
+// Keys and values of earlier steps were stored before anything of this step was launched. Their
+// fetch starts before wait_for_inputs() and overlaps with the kernel that computes the queries of
+// this step. Those of this step are in the cache already, or come with the queries
+// (sm90_paged_new.h).
 #pragma once
 
 #include "cuda/paged/paged_schedule.h"
@@ -31,7 +33,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const PagedWork<Tile> work(shape, item);
   if (item.part >= work.parts) return wait_for_inputs();
 
-  const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0);  // known to be one for the warp
+  const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0);  // known to be warp-uniform
   PagedTmaWarp<Tile> attention(work, shared, warp);
   const auto fetch_keys = [&](int row, int stage) {
     attention.fetch(&key_map, attention.keys(stage), &attention.filled[2 * stage], row);

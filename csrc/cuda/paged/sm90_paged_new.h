@@ -1,6 +1,5 @@
-// What a step adds, on its way through Hopper's attention (sm90_paged.h): keys are rotated and
-// written to the cache with their values, by the warp that attends to them, which finds them in its
-// tile as if they had been there.
+// The new tokens of a step in paged attention on Hopper (sm90_paged.h). The warp that attends to a
+// new token applies RoPE to its key, and writes key and value to the cache and into its own tile.
 #pragma once
 
 #include "cuda/attention/rotate.h"
@@ -9,24 +8,24 @@
 
 namespace fusewire::cuda::sm90 {
 
-// keys null: the cache holds the new tokens already. cos null: nothing is rotated, or all is
-// already; else all of a head is.
+// The new tokens of a step. keys == null: the cache holds them already. cos == null: RoPE has been
+// applied already, or is not used; otherwise it applies to whole heads.
 template <class Stored>
 struct PagedNew {
-  Stored *keys, *values;     // of the cache
-  const int32_t* positions;  // of the packed tokens, in the tables
+  Stored *keys, *values;     // the cache
+  const int32_t* positions;  // [tokens], rows of the tables
   const float *cos, *sin;    // [angles, head_dim / 2]
   int64_t angles;
 
-  // The row of the tables for a packed token, -1 where they have none. The positions are uploaded
-  // before the first kernel of a chain.
+  // Returns the row of the tables for a packed token, or -1 if they have none. The positions are
+  // uploaded before the first kernel of a chain.
   __device__ __forceinline__ int64_t angle_row(int token) const {
     const int64_t position = positions[token];
     return position >= 0 && position < angles ? position : -1;
   }
 };
 
-// Two neighbouring elements and the two that they are rotated with, in place.
+// Rotates two adjacent elements and the two that they are paired with, in place.
 template <class T>
 __device__ __forceinline__ void rotate_pairs(uint32_t& first, uint32_t& second,
                                              const float2& cosine, const float2& sine) {
@@ -37,7 +36,8 @@ __device__ __forceinline__ void rotate_pairs(uint32_t& first, uint32_t& second,
   second = pack<T>(low.y, high.y);
 }
 
-// cos and sin of two neighbouring elements: `row` of the tables, from column `column` on.
+// Loads cos and sin of two adjacent columns from row `row` of the tables, from column `column` on;
+// NaN if row < 0.
 template <class Stored>
 __device__ __forceinline__ void angles_of(const PagedNew<Stored>& added, int64_t row, int half,
                                           int column, float2& cosine, float2& sine) {
@@ -47,16 +47,16 @@ __device__ __forceinline__ void angles_of(const PagedNew<Stored>& added, int64_t
   sine = *reinterpret_cast<const float2*>(added.sin + row * half + column);
 }
 
-// The key and the value of one new token in the registers of a warp.
+// The key and the value of one new token, in the registers of a warp.
 template <class Tile>
 struct PagedNewToken {
   using T = typename Tile::T;
   using Stored = typename Tile::Stored;
-  static constexpr int kHalf = Tile::kDim / 2, kPairs = (kHalf + 63) / 64;  // of a lane
+  static constexpr int kHalf = Tile::kDim / 2, kPairs = (kHalf + 63) / 64;  // pairs per lane
 
   const PagedWork<Tile>& work;
   const PagedNew<Stored>& added;
-  int token = -1;  // among those that the step adds to the sequence; -1: none is this warp's
+  int token = -1;  // its index among the sequence's new tokens; -1: the warp has none
   uint32_t key[kPairs][2], value[kPairs][2];
   float2 cosine[kPairs], sine[kPairs];
 
@@ -64,7 +64,7 @@ struct PagedNewToken {
                                            const PagedNew<Stored>& added, int first_tile)
       : work(work), added(added) {
     if (!added.keys) return;
-    // New tokens lie in two tiles at most.
+    // New tokens are in at most two tiles.
     for (int tile = work.old / Tile::kKeys; tile * Tile::kKeys < work.end; ++tile) {
       const bool mine =
           tile >= first_tile && tile < work.last_tile && (tile - first_tile) % Tile::kTeams == 0;
@@ -78,7 +78,8 @@ struct PagedNewToken {
     return 2 * (threadIdx.x % 32 + 32 * pair);
   }
 
-  // The token, counted in its sequence's new ones, that the registers are for from here on.
+  // Selects the new token that the registers hold from here on, by its index in the sequence's new
+  // tokens.
   __device__ __forceinline__ void choose(int index) {
     token = index;
     if (!added.cos) return;
@@ -89,7 +90,7 @@ struct PagedNewToken {
     }
   }
 
-  // After wait_for_inputs(), of rows of q | k | v.
+  // Loads key and value from rows of q | k | v. Called after wait_for_inputs().
   __device__ __forceinline__ void load(const T* q) {
     if (token < 0) return;
     const PagedShape& shape = work.shape;
@@ -108,7 +109,8 @@ struct PagedNewToken {
     }
   }
 
-  // To the cache, and to the tile that was fetched from there without it.
+  // Writes key and value to the cache, and to the tile, which was fetched from the cache without
+  // them.
   __device__ __forceinline__ void put(char* keys, char* values, int first_key) {
     using Pair = Pack<Stored, 2>;
     const int position = work.old + token, in_tile = position - first_key;
@@ -133,7 +135,7 @@ struct PagedNewToken {
     }
   }
 
-  // All new tokens of a tile.
+  // Writes all new tokens of a tile.
   __device__ __forceinline__ void put_all(const T* q, char* keys, char* values, int first_key) {
     const int begin = max(first_key - work.old, 0);
     const int end = min(first_key + Tile::kKeys - work.old, work.item.tokens);

@@ -1,10 +1,11 @@
-// What one warp of Hopper's paged attention (sm90_paged.h) does: fetches tiles of keys and values,
-// and attends to them. The products are mma.sync's, turned over: keys are its 16 rows, and what
-// there is least of, queries, its 8 columns.
+// A warp of paged attention on Hopper (sm90_paged.h): it fetches tiles of keys and values and
+// attends to them. The products are those of mma.sync, transposed: keys are its 16 rows, and
+// queries, which are fewer, its 8 columns.
 //
-// Codes of float8 become numbers of 16 bits in registers. A matrix of 8 x 8 values of 16 bits holds
-// 8 x 16 of them, so a lane has other columns than of numbers of 16 bits: of keys four neighbouring
-// ones of 16, and of queries the same; of values, and so of the sums, two neighbouring ones.
+// float8 codes are converted to 16-bit elements in registers. A matrix of 8 x 8 16-bit elements
+// holds 8 x 16 codes, so a lane holds other columns than with 16-bit elements. Of 16 columns of
+// keys, and of queries likewise, it holds four adjacent ones; of values, and therefore of the
+// output, two adjacent ones.
 #pragma once
 
 #include "cuda/paged/paged_merge.h"
@@ -13,36 +14,37 @@
 
 namespace fusewire::cuda::sm90 {
 
-// kHalves: 1 where no sequence has more than 8 rows a kv head, else 2. Of kStages tiles a warp the
-// keys and values are in flight. A multiprocessor should hold kBlocks blocks.
+// kHalves is 1 if no sequence has more than 8 rows per kv head, otherwise 2. Each warp has keys and
+// values of kStages tiles in flight. kBlocks blocks should fit on a multiprocessor.
 template <class Element, class StoredElement, int dim, int halves, int stages, int blocks>
 struct PagedTmaTile {
   using T = Element;
-  using Stored = StoredElement;  // the cache's numbers
+  using Stored = StoredElement;  // the element type of the cache
   static constexpr int kDim = dim, kHalves = halves, kStages = stages, kBlocks = blocks;
   static constexpr int kRows = 16, kKeys = 32, kTeams = 4, kThreads = 32 * kTeams;
   static constexpr bool kFloat8 = sizeof(Stored) == 1;
-  static constexpr int kUnit = 16;                            // keys of a fetch
-  static constexpr int kRowBytes = kDim * sizeof(Stored);     // of a key
-  static constexpr int kChunks = kRowBytes / 16;              // of 16 bytes in a key
-  static constexpr int kLines = (kRowBytes + 127) / 128;      // of 128 bytes in a key
-  static constexpr int kLineKeys = kLines * 128 / kRowBytes;  // keys in a line
-  static constexpr int kKeyBytes = kKeys * kRowBytes;         // keys of a tile; so many its values
-  static constexpr int kLineBytes = kKeyBytes / kLines;       // a line of all keys of a tile
-  static constexpr int kUnitBytes = kUnit * kRowBytes;        // of a fetch
-  static constexpr int kMatrixBytes = 16 * 128 / kLineKeys;   // from 16 keys to the next, in a line
+  static constexpr int kUnit = 16;                            // keys per fetch
+  static constexpr int kRowBytes = kDim * sizeof(Stored);     // per key
+  static constexpr int kChunks = kRowBytes / 16;              // chunks of 16 bytes per key
+  static constexpr int kLines = (kRowBytes + 127) / 128;      // lines of 128 bytes per key
+  static constexpr int kLineKeys = kLines * 128 / kRowBytes;  // keys per line
+  static constexpr int kKeyBytes = kKeys * kRowBytes;         // keys of a tile, or its values
+  static constexpr int kLineBytes = kKeyBytes / kLines;       // the same line of all keys
+  static constexpr int kUnitBytes = kUnit * kRowBytes;        // per fetch
+  static constexpr int kMatrixBytes = 16 * 128 / kLineKeys;   // offset of the next 16 keys
   static constexpr int kBarriersAt = kTeams * kStages * 2 * kKeyBytes;
   static constexpr int kSharedBytes = kBarriersAt + kTeams * kStages * 16;
   static_assert(sizeof(PagedTeams<PagedTmaTile>) <= kBarriersAt);
 
-  // Where a chunk of a tile's key lies: lines are swizzled (sm90_tma.h).
+  // Returns the offset of a chunk of a key in a tile. Lines are swizzled (sm90_tma.h).
   __device__ __forceinline__ static int at(int key, int chunk) {
     const int line = key / kLineKeys, in_line = key % kLineKeys * kChunks + chunk % 8;
     return chunk / 8 * kLineBytes + line * 128 + (in_line ^ line % 8) * 16;
   }
 };
 
-// Operands of the products from four matrices: of numbers of 16 bits those of 16 columns, a step.
+// Return the operands of the products from four matrices: with 16-bit elements those of one step of
+// 16 columns.
 template <class T>
 __device__ __forceinline__ void key_operands(const uint4& k, uint32_t (&a)[1][4]) {
   a[0][0] = k.x, a[0][1] = k.y, a[0][2] = k.z, a[0][3] = k.w;
@@ -51,7 +53,7 @@ template <class T>
 __device__ __forceinline__ void value_operands(const uint4& v, uint32_t (&a)[1][4]) {
   key_operands<T>(v, a);
 }
-// The same of codes: those of two steps.
+// The same with float8 codes: those of two steps.
 template <class T>
 __device__ __forceinline__ void key_operands(const uint4& k, uint32_t (&a)[2][4]) {
   const uint32_t low[] = {k.x, k.z}, high[] = {k.y, k.w};  // keys 0 to 7 and 8 to 15
@@ -77,8 +79,8 @@ struct PagedTmaWarp {
   using Stored = typename Tile::Stored;
   static constexpr int kDim = Tile::kDim, kKeys = Tile::kKeys, kHalves = Tile::kHalves;
   static constexpr int kSteps = kDim / 16, kKeyRows = kKeys / 16;
-  static constexpr int kAtOnce = Tile::kFloat8 ? 2 : 1;  // steps of four matrices
-  static constexpr int kMine = 2 * kHalves;  // queries of a lane's sums: 2t, 2t + 1 of each half
+  static constexpr int kAtOnce = Tile::kFloat8 ? 2 : 1;  // steps per load of four matrices
+  static constexpr int kMine = 2 * kHalves;  // a lane's queries: 2t and 2t + 1 of each half
 
   // [keys / 16][half]: keys g and g + 8, queries 2t and 2t + 1
   using Scores = float[kKeyRows][kHalves][4];
@@ -86,13 +88,13 @@ struct PagedTmaWarp {
   const PagedWork<Tile>& work;
   const PagedShape& shape;
   const int lane, g, t;
-  char* const stages;      // in shared memory: keys of a tile, then its values
-  uint64_t* const filled;  // barriers of a stage: of keys, of values
+  char* const stages;      // in shared memory: the keys of a tile, then its values
+  uint64_t* const filled;  // two barriers per stage: for keys and for values
   uint32_t query[kSteps][kHalves][2];
-  // [..][half]: columns g and g + 8 of 16, of codes 2g and 2g + 1, for queries 2t and 2t + 1
+  // [..][half]: columns g and g + 8 of 16 (of a float8 cache 2g and 2g + 1), queries 2t and 2t + 1
   float out[kSteps][kHalves][4] = {};
-  float top[kMine], sum[kMine];  // the sum is of the lane's keys
-  int from[kMine], to[kMine];    // positions that they see, both included
+  float top[kMine], sum[kMine];  // sum: over the lane's keys
+  int from[kMine], to[kMine];    // the first and last position that each query sees
 
   __device__ __forceinline__ PagedTmaWarp(const PagedWork<Tile>& work, char* shared, int warp)
       : work(work),
@@ -115,19 +117,21 @@ struct PagedTmaWarp {
   }
   __device__ __forceinline__ char* values(int stage) const { return keys(stage) + Tile::kKeyBytes; }
 
-  // Whether anybody sees any of the 16 keys from `first` on; others are not in the table.
+  // Returns whether any query sees any of the 16 keys from `first` on; the block table may lack
+  // others.
   __device__ __forceinline__ bool seen(int first) const {
     return first < work.end && first + Tile::kUnit > work.begin;
   }
 
-  // Of the unit that this lane fetches for a tile: the row of the cache, -1 where nobody sees it.
+  // Returns the row of the cache of the 16 keys that this lane fetches for a tile, or -1 if none is
+  // seen.
   __device__ __forceinline__ int row_of(int tile) const {
     const int first = tile * kKeys + lane * Tile::kUnit;
     if (lane >= kKeys / Tile::kUnit || tile >= work.last_tile || !seen(first)) return -1;
     return work.cache_row(work.table(), first);
   }
 
-  // Of the queries that this lane holds: their rows of the tables.
+  // Looks up the rows of the RoPE tables for the queries that this lane holds.
   __device__ __forceinline__ void find_angles(const PagedNew<Stored>& added,
                                               int64_t (&angle_row)[kHalves]) const {
 #pragma unroll
@@ -152,12 +156,13 @@ struct PagedTmaWarp {
     }
   }
 
-  // The first of the two columns in query[step][..][i].
+  // Returns the first of the two columns in query[step][..][i].
   __device__ __forceinline__ int query_column(int step, int i) const {
     return step * 16 + (Tile::kFloat8 ? 4 * t + 2 * i : 2 * t + 8 * i);
   }
 
-  // angle_row: of the query of each half that this lane holds.
+  // Loads the queries and applies RoPE. angle_row: the row of the tables for the lane's query of
+  // each half.
   __device__ __forceinline__ void load_queries(const T* q, const PagedNew<Stored>& added,
                                                const int64_t (&angle_row)[kHalves]) {
 #pragma unroll
@@ -194,7 +199,8 @@ struct PagedTmaWarp {
     }
   }
 
-  // Of the tile in `keys`, whose first key is at position `first`, in units of log2.
+  // Computes the masked scores of the tile in `keys`, whose first key is at position `first`, in
+  // units of log2.
   __device__ __forceinline__ void multiply_keys(Scores& score, const char* keys, int first) const {
     const uint32_t base = shared_address(keys);
 #pragma unroll
@@ -229,7 +235,8 @@ struct PagedTmaWarp {
     });
   }
 
-  // body(score, which of the lane's queries, which of the tile's keys)
+  // Calls body(score, index of the lane's query, index of the key in the tile) for each of its
+  // scores.
   template <class Body>
   __device__ __forceinline__ void for_each(Scores& score, Body&& body) const {
 #pragma unroll
@@ -244,7 +251,8 @@ struct PagedTmaWarp {
     }
   }
 
-  // Scores become 2^(score - top); what was summed so far is rescaled to the new maximum.
+  // Replaces scores by weights 2^(score - top), and rescales the previous sums and outputs to the
+  // new maximum.
   __device__ __forceinline__ void soften(Scores& score) {
     float base[kMine], before[kMine];
 #pragma unroll
@@ -257,7 +265,7 @@ struct PagedTmaWarp {
         base[i] = fmaxf(base[i], __shfl_xor_sync(kWholeWarp, base[i], lanes));
       }
       const float highest = base[i];
-      // A query may see no key so far: 0 then stands for the maximum.
+      // A query may have seen no key so far; 0 then replaces the maximum.
       if (highest == -INFINITY) base[i] = 0.0f;
       before[i] = fast_exp2(top[i] - base[i]);
       sum[i] *= before[i];
@@ -277,7 +285,7 @@ struct PagedTmaWarp {
     }
   }
 
-  // Values that nobody sees become zeros: whatever their memory holds enters no sum.
+  // Sets values that no query sees to zero, because their memory may hold anything, NaN too.
   __device__ __forceinline__ void clear_unseen(char* values, int first) const {
     const int key = first + lane;
     if (key < work.begin || key >= work.end) {

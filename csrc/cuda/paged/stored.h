@@ -1,5 +1,5 @@
-// Numbers in the pages of a cache: of the type that is computed in, or codes of float8 e4m3
-// (Micikevicius et al. 2022, FP8 Formats for Deep Learning), and these back in 16 bits.
+// Conversion of elements to and from the pages of a cache, which hold the compute type or codes of
+// float8 e4m3 (Micikevicius et al. 2022, FP8 Formats for Deep Learning).
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,8 @@ namespace fusewire::cuda {
 
 using Float8 = __nv_fp8_e4m3;
 
-// What pages hold of numbers of T: in float8 x / scale to the nearest, at most 448, NaN as NaN.
+// Converts elements of T to what pages store. In float8 that is x / scale, rounded to nearest and
+// saturated at 448; NaN stays NaN.
 template <class Stored, class T, int kWidth>
 __device__ __forceinline__ Pack<Stored, kWidth> stored(const Pack<T, kWidth>& x, float scale) {
   if constexpr (std::is_same_v<Stored, T>) {
@@ -26,7 +27,7 @@ __device__ __forceinline__ Pack<Stored, kWidth> stored(const Pack<T, kWidth>& x,
   }
 }
 
-// Codes in the two low bytes as numbers of T, the first in the low half: exact.
+// Converts the codes in the two low bytes to elements of T, the first in the low half, exactly.
 template <class T>
 __device__ __forceinline__ uint32_t widen(uint32_t codes);
 template <>
@@ -36,7 +37,8 @@ __device__ __forceinline__ uint32_t widen<__half>(uint32_t codes) {
       __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
   return *reinterpret_cast<const uint32_t*>(&pair);
 #else
-  // Exponent and mantissa at their places in a half are 2^-8 of the number, and of NaN 480.
+  // Moved to the places of a half's exponent and mantissa, the bits of a code are 2^-8 times its
+  // value. After the product, a code of NaN is 480, which no other code is.
   const uint32_t spread = __byte_perm(codes, 0, 0x1404);
   const uint32_t bits = (spread & 0x80008000u) | (spread & 0x7f007f00u) >> 1;
   const __half2 pair = __hmul2(*reinterpret_cast<const __half2*>(&bits), __float2half2_rn(256.0f));
@@ -50,13 +52,14 @@ __device__ __forceinline__ uint32_t widen<__nv_bfloat16>(uint32_t codes) {
   return pack<__nv_bfloat16>(pair.x, pair.y);
 }
 
-// Four codes, those in the lower bytes first.
+// Converts four codes, those in the lower bytes first.
 template <class T>
 __device__ __forceinline__ uint2 widen_four(uint32_t codes) {
   return {widen<T>(codes & 0xffffu), widen<T>(codes >> 16)};
 }
 
-// What load_transposed gives of codes, two columns of two keys, as two keys of either column.
+// Converts a register of load_transposed, which holds codes of two columns of two keys, to a pair
+// of two keys for each column.
 template <class T>
 __device__ __forceinline__ uint2 widen_columns(uint32_t codes) {
   return widen_four<T>(__byte_perm(codes, 0, 0x3120));

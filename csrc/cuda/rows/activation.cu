@@ -1,4 +1,5 @@
-// Activations and gated units (Shazeer 2020) as ops of their own, where no GEMM epilogue has them.
+// Activations and gated units (Shazeer 2020) as separate ops, for where no GEMM epilogue fuses
+// them.
 #include <type_traits>
 
 #include "cuda/activation.h"
@@ -10,8 +11,8 @@
 namespace fusewire::cuda {
 namespace {
 
-// out = activation(x), times the columns from `cols` on where kGated. A thread has n packs of
-// kWidth elements in flight.
+// Computes out = activation(x) and, if kGated, multiplies it by the columns from `cols` on. A
+// thread has n packs of kWidth elements in flight.
 template <class T, int kWidth, int n, bool kGated, Activation kActivation>
 __global__ void __launch_bounds__(256)
     activate_elements(T* out, int64_t out_stride, const T* x, int64_t x_stride, int64_t rows,
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(256)
 template <class T, bool kGated>
 void elements(void* out, int64_t out_stride, const void* x, int64_t x_stride, int64_t rows,
               int64_t cols, Activation activation, const Stream& stream) {
-  if (!kGated && (rows == 1 || (x_stride == cols && out_stride == cols))) {  // one long row
+  if (!kGated && (rows == 1 || (x_stride == cols && out_stride == cols))) {  // as one long row
     cols *= rows;
     rows = 1;
     out_stride = x_stride = 0;
@@ -69,7 +70,8 @@ void elements(void* out, int64_t out_stride, const void* x, int64_t x_stride, in
     constexpr std::integral_constant<int, kGated ? 2 : 4> kSeveral;
     if (!vectors) {
       run(kOne, kOne);
-    } else if (rows * cols / n < int64_t{multiprocessors()} * 1024) {  // too few to share out
+    } else if (rows * cols / n < int64_t{multiprocessors()} * 1024) {  // too few accesses for
+                                                                       // several per thread
       run(kVector, kOne);
     } else {
       run(kVector, kSeveral);

@@ -1,5 +1,5 @@
-// The embedding sum, alone or with its LayerNorm: word, position and token type rows are gathered,
-// added and normalised in one pass.
+// Embedding, alone or with its LayerNorm: gathers the rows of the word, position and token type
+// tables, adds and normalises them in one pass.
 #include <type_traits>
 
 #include "cuda/kernels.h"
@@ -24,8 +24,7 @@ __device__ __forceinline__ bool valid(const EmbedArguments& a, const Indices& at
          (!a.token_type || (at.type >= 0 && at.type < a.type_vocabulary));
 }
 
-// word * scale + position, element by element. A row with an index outside of its table becomes
-// NaN.
+// Computes word * scale + position. A row with an index outside of its table becomes NaN.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(256) embed_elements(EmbedArguments a) {
   using P = Pack<T, kWidth>;
@@ -57,8 +56,8 @@ __global__ void __launch_bounds__(256) embed_elements(EmbedArguments a) {
   }
 }
 
-// Registers are few, for many rows under way: each has two latencies behind each other, that of its
-// indices and that of its table rows.
+// Registers are limited so that many rows are in flight: each row has two latencies in sequence,
+// that of its indices and that of its table rows.
 template <class T, class L>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) embed_rows(EmbedArguments a) {
   constexpr bool kWeightsFirst = L::kElements <= 8;
@@ -71,7 +70,7 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) embed_rows(EmbedAr
   if (token >= a.tokens) return;
   float v[L::kElements];
   {
-    // No table, or no row in it, is a row of no columns.
+    // If there is no table, or no such row in it, a row of no columns is read.
     const Indices at = indices_of(a, token);
     const int known = valid(a, at) ? cols : 0;
     RowPacks<L, T> word, position, type;
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) embed_rows(EmbedAr
   }
 }
 
-// Hidden sizes that no registers hold.
+// For hidden sizes that do not fit in registers.
 template <class T>
 __global__ void __launch_bounds__(kWideBlock) embed_wide_rows(EmbedArguments a) {
   constexpr int n = Vector<T>::kSize;
@@ -147,7 +146,7 @@ void embed_layer_norm(const EmbedArguments& a, const Stream& stream) {
     using L = decltype(layout);
     launch(embed_rows<T, L>, L::grid(a.tokens), L::kBlock, 0, stream, a);
   };
-  // A token for each multiprocessor, or fewer: then its row is shared by more threads than a warp.
+  // With at most one token per multiprocessor, a row is shared by more threads than a warp.
   using Spread = RowLayout<Vector<T>::kSize, 8 / Vector<T>::kSize, 128>;
   if (vectors && a.tokens <= multiprocessors() &&
       a.hidden <= Spread::kElements * Spread::kThreads) {

@@ -1,5 +1,5 @@
-// Rows less their log-sum-exp, in fp32 whatever they are in: what is added to it later (penalties,
-// the score of a beam) has digits that 16 bits would lose.
+// Rows minus their log-sum-exp, in fp32 whatever type the input has: 16 bits would lose digits of
+// what is later added to it (penalties, the score of a beam).
 #include "cuda/activation.h"
 #include "cuda/kernels.h"
 #include "cuda/rows/row.h"
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kWideBlock)
     const float before = top;
 #pragma unroll
     for (int j = 0; j < n; ++j) top = fmaxf(top, v[j]);
-    if (top == -INFINITY) {  // nothing to add, unless NaN is among it
+    if (top == -INFINITY) {  // nothing to add, unless there is a NaN
 #pragma unroll
       for (int j = 0; j < n; ++j) sum += isnan(v[j]) ? v[j] : 0.0f;
       return;

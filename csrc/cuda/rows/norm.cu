@@ -1,13 +1,14 @@
-// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), which may add a residual to its
-// result, and RMSNorm of single heads.
+// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), optionally with a residual that
+// is added to the result, and RMSNorm per head.
 #include "cuda/kernels.h"
 #include "cuda/rows/norm.h"
 
 namespace fusewire::cuda {
 namespace {
 
-// Every row has threads of its own. What hides a row's latency are the others that a multiprocessor
-// has room for; a loop that fetches the next row leaves room for fewer, and was slower at any size.
+// Every row has its own threads. The latency of a row is hidden by the other rows on the
+// multiprocessor; a loop that prefetches the next row leaves room for fewer of them, and was slower
+// at every size.
 template <class T, class L, bool kResidual>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     norm_rows(NormArguments a, bool centered) {
@@ -20,7 +21,7 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
   if (row >= a.rows) return;
   RowPacks<L, T> x;
   load_row<L>(x, static_cast<const T*>(a.x) + row * a.x_stride, cols, 0.0f);
-  if constexpr (kResidual) {  // a bias that every row has of its own
+  if constexpr (kResidual) {  // the residual takes the place of the bias
     load_row<L>(affine.bias, static_cast<const T*>(a.residual) + row * a.residual_stride, cols,
                 0.0f);
   }
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kWideBlock) norm_wide_rows(NormArguments a, bo
                      [&](float (&v)[Vector<T>::kSize], int c) { read_part(v, x, c, cols, 0.0f); });
 }
 
-// In place; row r is head r % heads of token r / heads.
+// Normalises in place; row r is head r % heads of token r / heads.
 template <class T, class L>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     norm_heads(T* x, int64_t x_stride, const T* weight, int64_t rows, int heads, int head_dim,
@@ -98,7 +99,7 @@ void rms_norm_add(const NormArguments& a, const Stream& stream) {
   norm<T>(a, false, stream);
 }
 
-// Heads are narrow enough for a layout that holds them: head_dim at most 4096.
+// There is no kernel for wide heads: head_dim is at most 4096, for which a layout exists.
 template <class T>
 void rms_norm_heads(void* x, int64_t x_stride, const void* weight, int64_t tokens, int64_t heads,
                     int64_t head_dim, float eps, const Stream& stream) {

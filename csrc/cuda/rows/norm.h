@@ -1,23 +1,23 @@
-// Normalising a row: one that is held in registers, or one too wide for that.
+// Normalises a row that registers hold, or one that is too wide for them.
 #pragma once
 
 #include "cuda/rows/row.h"
 
 namespace fusewire::cuda {
 
-// For deviations of mean square `square` and mean `left`. Rounding may leave a constant row less
-// than no variance; a NaN stays.
+// Returns 1 / sqrt(variance + eps) for deviations of mean square `square` and mean `left`. Rounding
+// may make the variance of a constant row negative, which counts as 0; a NaN stays NaN.
 __device__ __forceinline__ float row_scale(float square, float left, float eps) {
   const float variance = square - left * left;
   return rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);
 }
 
-// v = (v - mean) / sqrt(variance + eps), or v / sqrt(mean(v^2) + eps) unless `centered`. Elements
-// beyond the row are 0 on entry.
+// Computes v = (v - mean) / sqrt(variance + eps), or v / sqrt(mean(v^2) + eps) unless `centered`.
+// Elements beyond the row are 0 on entry.
 //
-// Two passes over the registers. For fp32 the second also sums the deviations themselves: what is
-// left of them is the rounding error of the mean, which is taken off, so a mean of 1e4 with a
-// deviation of 0.1 costs no precision. 16-bit elements are too far apart for such rows.
+// This takes two passes over the registers. For fp32 the second pass also sums the deviations:
+// their mean is the rounding error of the first mean, and is subtracted too, so that a mean of 1e4
+// with a deviation of 0.1 costs no precision. 16-bit elements cannot represent such rows.
 template <class T, class L>
 __device__ __forceinline__ void normalize(float (&v)[L::kElements], int cols, bool centered,
                                           float eps) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void normalize(float (&v)[L::kElements], int cols, bo
       if (L::column(i / L::kWidth) < cols) v[i] -= mean;
     }
   } else if constexpr (L::kThreads > kWarp) {
-    __syncthreads();  // as the reduction would have: see kSlot
+    __syncthreads();  // for the barrier that the reduction would have: see kSlot
   }
   float squares[L::kElements];
 #pragma unroll
@@ -49,17 +49,18 @@ __device__ __forceinline__ void normalize(float (&v)[L::kElements], int cols, bo
 }
 
 // The affine part of a norm, for the columns of this thread. Weights were complete before the
-// stream began, so they are on their way before the inputs are.
+// stream began, so they are loaded before the inputs are waited for.
 template <class T, class L>
 struct Affine {
   RowPacks<L, T> weight, bias;
 
   __device__ __forceinline__ void load(const void* weights, const void* biases, int cols) {
     load_row<L>(weight, static_cast<const T*>(weights), cols, 0.0f);
-    // No bias is a row of no columns: all zeros.
+    // No bias is read as a row of no columns: all zeros.
     load_row<L>(bias, static_cast<const T*>(biases), biases ? cols : 0, 0.0f);
   }
-  // Keeps the compiler from converting them to fp32 as soon as they come, in twice the registers.
+  // Keeps the compiler from converting them to fp32 as soon as they are loaded, which would take
+  // twice the registers.
   __device__ __forceinline__ void stay_packed() {
     if constexpr (sizeof(Pack<T, L::kWidth>) == 16) {
 #pragma unroll
@@ -79,8 +80,8 @@ struct Affine {
   }
 };
 
-// The same with weights that come last, from the caches, a vector at a time: for rows that have
-// left no registers for them.
+// As Affine, but loads the weights last, from the caches, a vector at a time: for rows that leave
+// no registers for them.
 template <class T, class L>
 __device__ __forceinline__ void store_affine_row(T* out, const float (&v)[L::kElements],
                                                  const void* weights, const void* biases,
@@ -110,8 +111,9 @@ __device__ __forceinline__ void add_part(float (&v)[Vector<T>::kSize], const T* 
   for (int j = 0; j < Vector<T>::kSize; ++j) v[j] += more[j];
 }
 
-// For rows that no registers hold: the block reads its row three times, from the caches after the
-// first. read(v, column) gives the columns that `like`, a row of the input, has in its vectors.
+// Normalises a row that does not fit in registers: the block reads it three times, from the caches
+// after the first. read(v, column) reads the columns of one vector, as for_vectors() divides the
+// row `like` of the input into vectors.
 template <class T, class Read>
 __device__ __forceinline__ void normalize_wide_row(T* out, const T* like, const void* weights,
                                                    const void* biases, int cols, bool centered,

@@ -1,4 +1,4 @@
-// Images cut into patches, and the largest number of each image.
+// Cuts images into patches, and finds the largest magnitude of each image.
 #include <algorithm>
 #include <type_traits>
 
@@ -13,7 +13,7 @@ namespace {
 constexpr int kCutBlock = 256, kCutWarps = kCutBlock / kWarp;
 
 // Raises `largest` to the largest |x| of this block's share of the image. The bits of magnitudes
-// are ordered as the numbers are, with NaN above all.
+// have the order of the magnitudes, with NaN above all.
 __device__ __forceinline__ void raise_to_largest(float* largest, const float* pixels,
                                                  int64_t count) {
   unsigned top = 0;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void raise_to_largest(float* largest, const float* pi
   if (threadIdx.x % kWarp == 0) atomicMax(reinterpret_cast<unsigned*>(largest), top);
 }
 
-// Walks the pixels of a patch in the order of its columns.
+// Iterates over the pixels of a patch in the order of its columns.
 struct PatchPixel {
   int channel, y, x;
 
@@ -66,8 +66,8 @@ __device__ __forceinline__ void cut_row(const PatchArguments& a, const PackedIma
   }
 }
 
-// Blocks along x share an image, along y the images. Pixels are read a second time for their
-// largest, in their own order: those beyond whole patches count too.
+// Grid: blocks along x share an image, blocks along y have different images. Pixels are read a
+// second time for their largest magnitude, in memory order: those beyond whole patches count too.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kCutBlock) cut_images(PatchArguments a) {
   let_next_start();
@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(kCutBlock) cut_images(PatchArguments a) {
 template <class T>
 void cut_patches(const PatchArguments& a, const Stream& stream) {
   constexpr int n = Vector<T>::kSize;
-  constexpr int64_t kMostImageBlocks = 65535;  // of grid.y; a block takes further images in turn
+  constexpr int64_t kMostImageBlocks = 65535;  // limit of grid.y; a block loops over further images
   check(cudaMemsetAsync(a.largest, 0, a.image_count * sizeof(float), handle(stream)), "largest");
-  // As many blocks as the rows of an image of mean size ask for.
+  // As many blocks as the rows of an image of mean size need.
   const int64_t rows = (a.rows + a.image_count - 1) / a.image_count;
   const dim3 grid(static_cast<unsigned>(std::max<int64_t>((rows + kCutWarps - 1) / kCutWarps, 1)),
                   static_cast<unsigned>(std::min(a.image_count, kMostImageBlocks)));

@@ -1,4 +1,4 @@
-// Rows picked and rows merged: row selection, and the pooling of each sequence into one row.
+// Row selection, and the pooling of each sequence into one row.
 #include <type_traits>
 
 #include "cuda/kernels.h"
@@ -9,13 +9,13 @@
 namespace fusewire::cuda {
 namespace {
 
-// A block pools 8 vectors of columns of one sequence: 128 bytes a row, the line of the caches.
-// Always the same number of threads, however long the sequence: a mean does not depend on what the
+// A block pools 8 vectors of columns of one sequence: 128 bytes per row, a cache line. The number
+// of threads does not depend on the length of the sequence, so a mean does not depend on what the
 // sequence was batched with.
 constexpr int kPoolLanes = 8, kPoolRows = 64, kPoolBlock = kPoolLanes * kPoolRows;
 constexpr int kPoolWarps = kPoolBlock / kWarp;
 
-// Like fmaxf, but NaN wins.
+// As fmaxf, but returns NaN if either argument is NaN.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));

@@ -1,4 +1,4 @@
-// Scores held below a bound (Gemma 2, Gemma Team 2024, section 2): cap * tanh(x / cap).
+// Limits scores to a bound (Gemma 2, Gemma Team 2024, section 2): cap * tanh(x / cap).
 #include <type_traits>
 
 #include "cuda/kernels.h"

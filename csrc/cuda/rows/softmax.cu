@@ -1,4 +1,4 @@
-// Rows divided by a sum over them: softmax, and the L2 norm.
+// Softmax and L2 normalisation of rows: each divides a row by a sum over it.
 #include "cuda/activation.h"
 #include "cuda/kernels.h"
 #include "cuda/rows/row.h"
@@ -12,16 +12,17 @@ struct RowsArguments {
   int64_t out_stride, x_stride, rows, cols;
 };
 
-// The widest row whose elements a block holds as they are: the vocabulary of BERT has 30522.
+// The widest row that a block holds in registers, unconverted: the vocabulary of BERT has 30522.
 constexpr int kHeldColumns = 32768;
 
-// One over what a row is divided by.
+// Returns one over the L2 norm, which is at least 1e-12.
 __device__ __forceinline__ float l2_scale(float sum_of_squares) {
   const float norm = sqrtf(sum_of_squares);
-  return 1.0f / (norm < 1e-12f ? 1e-12f : norm);  // a NaN stays
+  return 1.0f / (norm < 1e-12f ? 1e-12f : norm);  // a NaN stays NaN
 }
 
-// e^(x - top), and 0 for x = top = -inf, which a thread may see before its row has anything else.
+// Returns e^(x - top), and 0 for x = top = -inf: a thread may see such elements before any other of
+// its row.
 template <class T>
 __device__ __forceinline__ float exp_below(float x, float top) {
   return exp_for<T>(x - (top == -INFINITY ? 0.0f : top));
@@ -55,8 +56,8 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) scale_rows(RowsArg
   store_row<L>(static_cast<T*>(a.out) + row * a.out_stride, v, cols);
 }
 
-// A row as it lies in memory in the registers of a block: the vectors between its first and its
-// last 16-byte boundary, and around them fewer elements than two vectors have, one to a thread.
+// Holds a row, as it is in memory, in the registers of a block: the vectors between its first and
+// its last 16-byte boundary, and the elements around them, fewer than two vectors, one per thread.
 template <class T, int kThreads>
 struct HeldRow {
   static constexpr int n = Vector<T>::kSize, kVectors = kHeldColumns / n / kThreads;
@@ -85,8 +86,7 @@ struct HeldRow {
   __device__ __forceinline__ int index(int i) const { return threadIdx.x + i * kThreads; }
   __device__ __forceinline__ int column(int i) const { return first + index(i) * n; }
 
-  // body(i, v) for each vector. What is converted to fp32 is not kept: it takes twice the
-  // registers.
+  // Calls body(i, v) for each vector. The fp32 values are not kept: they take twice the registers.
   template <class Body>
   __device__ __forceinline__ void for_each(Body&& body) {
 #pragma unroll
@@ -100,8 +100,8 @@ struct HeldRow {
   }
 };
 
-// With 512 threads (16-bit elements) two blocks fit a multiprocessor, and the arithmetic of one
-// overlaps the memory of the other; 1024 are faster for a row alone.
+// With 512 threads (16-bit elements) two blocks fit on a multiprocessor, and the arithmetic of one
+// overlaps the memory accesses of the other; 1024 threads are faster for a single row.
 template <class T, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) softmax_held_rows(RowsArguments a) {
   constexpr int n = Vector<T>::kSize;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) softmax_held_rows(R
   if (row.has_edge) out[row.edge_column] = from_float<T>(row.edge * scale);
 }
 
-// Rows that no registers hold are read twice, the second time from the caches. The sum of
+// Reads rows that do not fit in registers twice, the second time from the caches. The sum of
 // exponentials is kept relative to the largest element so far (Milakov & Gimelshein 2018).
 template <class T, bool kSoftmax>
 __global__ void __launch_bounds__(kWideBlock, 3) scale_wide_rows(RowsArguments a) {

@@ -1,4 +1,4 @@
-// Grids for work that treats every element of a matrix alike.
+// Grids for elementwise kernels over a matrix.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,8 @@
 
 namespace fusewire::cuda {
 
-// 256 threads: along x the accesses of a row, kUnroll each; along y rows, as many as fit.
+// Blocks have 256 threads: along x the accesses of a row, kUnroll per thread; along y as many rows
+// as fit.
 struct Tiles {
   dim3 grid, block;
 };
@@ -16,7 +17,7 @@ struct Tiles {
 template <int kUnroll>
 Tiles tiles_of(int64_t rows, int64_t accesses) {
   constexpr int kThreads = 256;
-  constexpr int64_t kMostRowBlocks = 65535;  // of grid.y; a block takes further rows in turn
+  constexpr int64_t kMostRowBlocks = 65535;  // limit of grid.y; a block loops over further rows
   int x = 32;
   while (x < kThreads && x * kUnroll < accesses) x *= 2;
   const int y = kThreads / x;
@@ -32,7 +33,7 @@ __device__ __forceinline__ int64_t tile_row() {
 __device__ __forceinline__ int64_t tile_row_step() {
   return static_cast<int64_t>(gridDim.y) * blockDim.y;
 }
-// The i-th access of this thread in its row.
+// Returns the index of this thread's i-th access in its row.
 template <int kUnroll>
 __device__ __forceinline__ int64_t tile_access(int i) {
   return (static_cast<int64_t>(blockIdx.x) * kUnroll + i) * blockDim.x + threadIdx.x;

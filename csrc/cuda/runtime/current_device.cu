@@ -7,7 +7,8 @@
 namespace fusewire::cuda {
 namespace {
 
-// The driver's function, found through the runtime: no link to libcuda, and no context made.
+// Looks up a function of the driver. The runtime does this, so libcuda need not be linked, and no
+// context is created.
 template <class Function>
 bool find(const char* name, Function* function) {
   void* found = nullptr;
@@ -36,7 +37,8 @@ const Driver& driver() {
   return found;
 }
 
-// The context that the runtime uses on a device; kept for the life of the process.
+// Returns the primary context of a device, which the runtime uses. It is retained until the process
+// ends.
 CUresult primary_context(int index, CUcontext* context) {
   constexpr int kDevices = 64;
   static std::atomic<CUcontext> contexts[kDevices];

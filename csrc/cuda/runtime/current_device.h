@@ -1,20 +1,21 @@
-// The device that a thread's calls mean, for the length of a scope.
+// Sets the current device of a thread for a scope.
 //
-// Not by cudaSetDevice: it makes a context on the device it is given, so that going back to GPU 0,
-// where a thread begins, would take half a gigabyte there from whoever computes on GPU 1 alone.
-// Pushing the context of a device leaves the thread as it was found.
+// It does not use cudaSetDevice, which creates a context on the device: setting GPU 0, where every
+// thread begins, again at the end of the scope would take half a gigabyte there, even in a process
+// that computes on GPU 1 alone. Pushing and popping the context of a device leaves the thread in
+// the state it was in.
 #pragma once
 
 #include <cuda.h>
 
 namespace fusewire::cuda {
 
-// CUDA_SUCCESS, and in `pushed` whether pop_context has to follow: not where the device is the
-// thread's already.
+// Makes the device current. Sets `pushed` to whether pop_context() must follow, which is not the
+// case if the device is current already. Returns CUDA_SUCCESS or the error.
 CUresult push_context(int index, bool* pushed) noexcept;
 void pop_context() noexcept;
 
-// What fails here, the next checked call reports.
+// Makes a device current for a scope. Errors are ignored here; the next checked call reports them.
 class Here {
  public:
   explicit Here(int index) noexcept { push_context(index, &pushed_); }

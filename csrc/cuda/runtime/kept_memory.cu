@@ -14,8 +14,8 @@ namespace {
 constexpr size_t kLeast = size_t{1} << 16;
 
 struct Kept {
-  std::vector<std::shared_ptr<void>> blocks;  // each at least twice as large as the one before
-  size_t bytes = 0;                           // of the last one
+  std::vector<std::shared_ptr<void>> blocks;  // each at least twice as large as the last
+  size_t bytes = 0;                           // size of the last block
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a kernel leaves for the next one of the same op.
+// Scratch memory for results that one kernel of an op passes to the next.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,10 @@
 
 namespace fusewire::cuda {
 
-// At least `bytes` of the stream's own, for its work is serial; the next op that asks has the same
-// memory. It is kept for ever, and so is a smaller one that it outgrew, for graphs hold addresses:
-// a graph that was captured on a stream is replayed on it, or in its order.
+// Returns scratch memory of at least `bytes`. Each stream has its own, since its kernels run one
+// after another; the next op that calls it receives the same memory. It is never freed, nor is a
+// smaller block that it has outgrown, because graphs hold addresses: a graph that was captured on a
+// stream is replayed on that stream or ordered with it.
 void* kept_memory(const Stream& stream, size_t bytes);
 
 }  // namespace fusewire::cuda

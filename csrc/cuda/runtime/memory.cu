@@ -1,9 +1,9 @@
-// Segments from cudaMalloc, and events that tell how far a stream has come.
+// Segments of memory from cudaMalloc, and events that mark the progress of streams.
 //
-// Every call here may come while some thread captures a graph. In the default modes of a capture
-// cudaMalloc and event queries would break it, so they run in the relaxed mode, which only exempts
-// this thread for the length of the call; none of them touches the stream that is being captured,
-// and only `finish`, which its caller knows, waits for the device as a whole.
+// Any call here may happen while some thread captures a graph. In the default capture modes,
+// cudaMalloc and event queries would invalidate the capture. They therefore run in the relaxed
+// mode, which exempts only this thread, for the length of the call. None of them touches the stream
+// that is being captured. Only `finish` synchronises the device as a whole, as its callers know.
 #include <cuda_runtime.h>
 
 #include <mutex>
@@ -18,7 +18,7 @@
 namespace fusewire::cuda {
 namespace {
 
-// For the length of a scope: this device is the thread's, and captures elsewhere do not mind.
+// Makes a device current for a scope, and the calls of the scope harmless for captures in progress.
 struct Scope {
   explicit Scope(int index) noexcept : here(index) {}
 
@@ -49,10 +49,10 @@ class CudaMemory : public RawMemory {
   }
 
   Device device() const override { return {DeviceType::kCuda, index_}; }
-  // A warp's row of 16-byte vectors; enough for tensor maps (128) and cuBLASLt's best kernels (16),
-  // and what torch's own allocator gives.
+  // One 16-byte vector per lane of a warp. It suffices for tensor maps (128) and cuBLASLt's fastest
+  // kernels (16), and equals the alignment of torch's allocator.
   size_t alignment() const override { return 512; }
-  // What the driver maps at a time: less would be lost.
+  // The granularity at which the driver maps memory: the rest of a page would be lost.
   size_t page() const override { return size_t{2} << 20; }
 
   size_t free_bytes() override {
@@ -64,7 +64,7 @@ class CudaMemory : public RawMemory {
   }
 
   void* allocate(size_t bytes) override {
-    const CurrentDevice here(device());  // checked: cudaMalloc would succeed on another device
+    const CurrentDevice here(device());  // reports errors: cudaMalloc could use another device
     const RelaxedCapture relaxed;
     void* data = nullptr;
     const cudaError_t status = cudaMalloc(&data, bytes);
@@ -76,8 +76,9 @@ class CudaMemory : public RawMemory {
     return data;
   }
 
-  // cudaFree waits for the device by itself. An error here is that of an earlier kernel, which the
-  // next checked call reports too, or the driver's end with the process.
+  // cudaFree itself synchronises the device. An error here comes from an earlier kernel, in which
+  // case the next checked call reports it too, or from the driver's shutdown at the end of the
+  // process.
   void release(void* data, size_t) noexcept override {
     const Scope scope(index_);
     if (cudaFree(data) != cudaSuccess) cudaGetLastError();
@@ -87,7 +88,7 @@ class CudaMemory : public RawMemory {
     const Scope scope(index_);
     const std::lock_guard lock(capture_begins());
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-    // The default stream answers with an error while a stream that it would wait for is captured.
+    // For the default stream this fails while a stream that it synchronises with is being captured.
     if (cudaStreamIsCapturing(handle(stream), &capture) != cudaSuccess) cudaGetLastError();
     if (capture != cudaStreamCaptureStatusNone) return Progress::kUnknown;
     const cudaError_t status = cudaStreamQuery(handle(stream));

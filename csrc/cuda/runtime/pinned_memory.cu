@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kLeast = size_t{1} << 14;
 
-// Blocks are kept for ever, at most so many: where as many copies are under way, as of a model's
-// weights may be, the host waits for the oldest.
+// The most blocks that are kept for reuse. If as many copies are in flight, as may happen with the
+// weights of a model, the host waits for the oldest one.
 constexpr size_t kMostIdle = 32;
 
 struct Pool {
@@ -29,7 +29,7 @@ Pool& pool() {
 }  // namespace
 
 PinnedBlock take_pinned(int index, size_t bytes) {
-  const CurrentDevice here({DeviceType::kCuda, index});  // checked: the event is to be of this one
+  const CurrentDevice here({DeviceType::kCuda, index});  // reports errors: the event belongs to it
   const RelaxedCapture relaxed;
   {
     const std::lock_guard lock(pool().mutex);

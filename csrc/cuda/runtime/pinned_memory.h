@@ -1,5 +1,6 @@
-// Host memory that the device reads and writes by itself, so that a copy is only begun: one between
-// the device and pageable memory waits for the stream, but for small copies to the device.
+// Pinned host memory, which the device can access directly, so that copies are asynchronous. A copy
+// between the device and pageable memory waits for the stream, except for small copies to the
+// device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,12 +14,12 @@ namespace fusewire::cuda {
 struct PinnedBlock {
   void* data = nullptr;
   size_t bytes = 0;
-  cudaEvent_t copied = nullptr;  // recorded behind each copy
+  cudaEvent_t copied = nullptr;  // recorded after each copy
 };
 
-// At least `bytes` that no copy is under way from or to, of a device's own.
+// Returns a block of at least `bytes` for copies with device `index`, which no copy in flight uses.
 PinnedBlock take_pinned(int index, size_t bytes);
-// For others, once its last copy has ended.
+// Returns a block to the pool. It is reused once its last copy has completed.
 void give_pinned(int index, const PinnedBlock& block) noexcept;
 
 }  // namespace fusewire::cuda

@@ -1,5 +1,5 @@
-// Lets this thread allocate device memory and wait for events while a graph is being captured, by
-// itself or by another thread. What it does so must not be part of the graph.
+// Lets this thread allocate device memory and wait for events while it or another thread captures a
+// graph. These operations must not be part of the graph.
 #pragma once
 
 #include <mutex>
@@ -8,8 +8,9 @@
 
 namespace fusewire::cuda {
 
-// Held while a capture of ours begins, and by who asks whether a stream is captured for as long as
-// the answer has to stay: a query of a captured stream would break its capture.
+// A mutex that is held while this library begins a capture, and by code that queries whether a
+// stream is being captured for as long as it relies on the answer: a query of a stream that is
+// being captured would invalidate the capture.
 inline std::mutex& capture_begins() {
   static auto* mutex = new std::mutex;
   return *mutex;
@@ -23,7 +24,7 @@ class RelaxedCapture {
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
-  void exchange() { cudaThreadExchangeStreamCaptureMode(&mode_); }  // swaps mode_ and the thread's
+  void exchange() { cudaThreadExchangeStreamCaptureMode(&mode_); }  // swaps mode_ and thread's mode
 
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };

@@ -1,4 +1,4 @@
-// Streams, copies and graphs through the CUDA runtime.
+// Streams, copies and CUDA graphs through the CUDA runtime.
 #include <cuda_runtime.h>
 
 #include <cstring>
@@ -14,8 +14,10 @@
 namespace fusewire::cuda {
 namespace {
 
-// From pageable memory the driver takes copies up to this at once; larger ones may wait until the
-// stream has come so far, which those by way of pinned memory do not. Weights can wait.
+// The driver stages copies from pageable memory of up to kTakenAtOnce bytes immediately. For larger
+// ones the host may block until the stream reaches them. Copies of up to kMostPinned bytes
+// therefore go through pinned memory, where it does not. Larger ones are weights, for which
+// blocking is acceptable.
 constexpr size_t kTakenAtOnce = size_t{1} << 16, kMostPinned = size_t{1} << 20;
 
 class PinnedCopyOut : public CopyOut {
@@ -48,7 +50,7 @@ class CudaRuntime : public Runtime {
  public:
   int device_count() const override {
     int count = 0;
-    // Without a driver there is no device; that is an answer, not an error.
+    // Without a driver the count is 0, which is not an error.
     if (cudaGetDeviceCount(&count) != cudaSuccess) {
       cudaGetLastError();
       return 0;
@@ -65,7 +67,7 @@ class CudaRuntime : public Runtime {
   bool enter(int index) override {
     bool entered = false;
     const CUresult status = push_context(index, &entered);
-    check(static_cast<cudaError_t>(status), "device");  // the codes are the same
+    check(static_cast<cudaError_t>(status), "device");  // driver and runtime share error codes
     return entered;
   }
 
@@ -97,7 +99,7 @@ class CudaRuntime : public Runtime {
     if (capture != cudaStreamCaptureStatusNone) return;
     if (cudaStreamIsCapturing(handle(later), &capture) != cudaSuccess) cudaGetLastError();
     if (capture != cudaStreamCaptureStatusNone) {
-      // What is captured may not depend on work outside of it: that is waited for here.
+      // A capture must not depend on work outside of it, so the host waits for that work here.
       const RelaxedCapture relaxed;
       check(cudaStreamSynchronize(handle(earlier)), "stream order");
       return;
@@ -106,7 +108,7 @@ class CudaRuntime : public Runtime {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "stream order");
     cudaError_t status = cudaEventRecord(event, handle(earlier));
     if (status == cudaSuccess) status = cudaStreamWaitEvent(handle(later), event, 0);
-    cudaEventDestroy(event);  // which the wait survives
+    cudaEventDestroy(event);  // the wait stays in effect
     check(status, "stream order");
   }
 
@@ -144,8 +146,8 @@ class CudaRuntime : public Runtime {
   bool can_capture() const override { return true; }
 
   void begin_capture(const Stream& stream) override {
-    // Relaxed: Python may collect another model meanwhile, in this thread, and what releases its
-    // streams and memory would break a stricter recording.
+    // Relaxed, because Python may garbage-collect another model in this thread during the capture;
+    // releasing its streams and memory would invalidate a stricter capture.
     const CurrentDevice here(stream.device);
     const std::lock_guard lock(capture_begins());
     check(cudaStreamBeginCapture(handle(stream), cudaStreamCaptureModeRelaxed), "capture");

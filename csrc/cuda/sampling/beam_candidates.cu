@@ -1,15 +1,16 @@
-// The best continuations of groups of beams, from one read of the logits.
+// Finds the best continuations of groups of beams in one read of the logits.
 //
-// Retrieve, then re-rank. A survey (beam_survey.h) takes the softmax of the rows and the largest
-// logit of every strip of them. Then a block has a group: a bound that n strips reach is one that
-// at least n candidates reach, so it reads only the strips that reach it, not many more than n, and
-// orders what it finds there. Rounding is monotonic: the score of a strip's largest logit is the
-// largest score in it, and the answer is exact. Where masses of equal scores reach the bound, a
-// radix selection over these strips finds the exact one. Segments depend on the width of a row
-// alone, and so does every sum.
+// It retrieves candidates, then re-ranks them. A survey (beam_survey.h) computes the softmax of the
+// rows and the largest logit of every strip of them. Then one block per group selects. A bound that
+// n strips reach is reached by at least n candidates. The block therefore reads only the strips
+// that reach it, not many more than n, and orders the candidates that it finds there. The result is
+// exact, because rounding is monotonic: the score of a strip's largest logit is the largest score
+// in the strip. If masses of equal scores reach the bound, a radix selection over these strips
+// finds the exact bound. Segments depend on the width of a row alone, and so does the order of
+// every sum.
 //
-// There is little to compute; all the time goes by in waiting for memory and for other threads, so
-// each is done as few times as can be.
+// There is little arithmetic. The time is spent waiting for memory and for other threads, so the
+// code does both as rarely as it can.
 #include "core/beam_key.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
@@ -23,12 +24,12 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kPartLanes = 8;        // neighbouring threads that put a row's parts together
-constexpr int kShares = 2 * kWarps;  // of a group's strips: odd and even lanes of a warp
-constexpr int kCapacity = 4096;      // keys in shared memory: 32 KiB, twice what is wanted at most
-constexpr int kHeldRows = 512;       // there, too
+constexpr int kPartLanes = 8;        // consecutive threads that combine the parts of a row
+constexpr int kShares = 2 * kWarps;  // shares of a group's strips: odd and even lanes of each warp
+constexpr int kCapacity = 4096;      // keys in shared memory: 32 KiB, twice the most wanted
+constexpr int kHeldRows = 512;       // rows in shared memory
 
-// kPartLanes threads have a row.
+// Combines the parts of a row's softmax. kPartLanes threads share a row.
 __device__ __forceinline__ SurveyedRow row_of(const Softmax* parts, int segments, float beam_score,
                                               bool normalized) {
   const int lane = threadIdx.x % kPartLanes;
@@ -49,8 +50,8 @@ __device__ __forceinline__ uint32_t order_of_score(float score) {
   return static_cast<uint32_t>(beam_key(score, 0) >> 32);
 }
 
-// Indices come from the device and are not known on the host: a group whose rows are not there has
-// none.
+// Selects the candidates of one group per block. Offsets and counts are known on the device only,
+// where no error can be raised: a group whose rows are out of range has no candidates.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     select_candidates(const BeamArguments a, const Survey survey) {
@@ -86,17 +87,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     broken |= isnan(row.most) || (alive && !isfinite(beam_score));
     if (beam < beams && lane % kPartLanes == 0) rows[beam] = row;
   }
-  broken = __syncthreads_or(broken);  // and all see the rows
+  broken = __syncthreads_or(broken);  // also makes the rows visible to all threads
 
-  // Neighbouring strips have other warps, so that those of a beam that is ahead of the others are
-  // spread over all shares.
+  // Adjacent strips belong to different warps, so that the strips of a beam that is ahead of the
+  // others are spread over all shares.
   const auto strip_of = [&](int first, int of_lane) { return first + of_lane * kWarps + warp; };
   const auto score_of_strip = [&](int strip) {
     if (strip >= strips) return -INFINITY;
     const SurveyedRow row = rows[strip / strips_of_row];
     return row.empty() ? -INFINITY : row.score(maxima[strip]);
   };
-  // body(key) for the elements that reach `least`; kStripLanes threads have a strip.
+  // Calls body(key) for each element that reaches `least`. kStripLanes threads share a strip.
   const auto for_reaching = [&](uint32_t least, auto&& body) {
     const float least_score = ordered(static_cast<int32_t>(least ^ 0x80000000u));
     for (int first = 0; first < strips; first += kThreads) {
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         });
         const uint32_t position = static_cast<uint32_t>(beam) * static_cast<uint32_t>(a.cols) +
                                   static_cast<uint32_t>(segment) * kSegment;
-        for (; found; found &= found - 1) {  // few, and read from the cache: not all are unrolled
+        for (; found; found &= found - 1) {  // few, and read from the cache: a loop is enough
           const int column = Held<T>::column(t, __ffs(static_cast<int>(found)) - 1);
           body(beam_key(row.score(to_float(logits[column])), position + column));
         }
@@ -142,8 +143,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     return count;
   };
-  // What the best of `want` shares reach, which few more strips than that reach while there are
-  // twice as many shares; else the exact bound.
+  // Returns a bound that at least `want` strips reach. If there are at least twice as many shares
+  // as wanted, it is the want-th largest of their maxima, which few more strips than that reach;
+  // otherwise the exact want-th largest of all strips.
   const auto reached_by_strips = [&]() -> uint32_t {
     if (2 * want > kThreads) {
       if (strips < want) return 0;
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int first = 0; first < strips; first += kThreads) {
       best = fmaxf(best, score_of_strip(strip_of(first, lane)));
     }
-    if (2 * want > kShares) {  // each thread's are a share
+    if (2 * want > kShares) {  // the strips of each thread are a share
       return reached_by<uint32_t>(want, [&](auto&& body) { body(order_of_score(best)); });
     }
 #pragma unroll
@@ -192,11 +194,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (found > kCapacity) {
       const BeamKey exact =
           reached_by<BeamKey>(want, [&](auto&& body) { for_reaching(least, body); });
-      if (threadIdx.x == 0) count = 0;  // which all have read before the last barrier
+      if (threadIdx.x == 0) count = 0;  // all threads have read it before the last barrier
       __syncthreads();
       found = collect(exact);
     }
-    if (found <= kThreads) {  // none are equal: one's place is how many are better
+    if (found <= kThreads) {  // keys are distinct: the rank of a key is how many are better
       if (static_cast<int>(threadIdx.x) < found) {
         const BeamKey own = keys[threadIdx.x];
         int better = 0;

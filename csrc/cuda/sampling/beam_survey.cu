@@ -1,6 +1,6 @@
-// One read of the logits: a block has a segment of a row in its registers, and a warp takes the
-// exponentials of its part of it relative to its own largest logit, so that it waits for others
-// only once, behind them.
+// The survey reads the logits once. A block holds a segment of a row in registers. Each warp sums
+// the exponentials of its part relative to its own largest logit, so that it waits for the others
+// only once, after these sums.
 #include "cuda/activation.h"
 #include "cuda/launch.h"
 #include "cuda/sampling/beam_survey.h"
@@ -21,7 +21,8 @@ struct Pair<__nv_bfloat16> {
   using Type = __nv_bfloat162;
 };
 
-// Of the elements of a thread, or NaN: two at a time where they have 16 bits.
+// Returns the largest element of a thread, or NaN if one is NaN. Elements of 16 bits are compared
+// two at a time.
 template <class T>
 __device__ __forceinline__ float largest(const Held<T>& held) {
   float most = -INFINITY;
@@ -38,7 +39,7 @@ __device__ __forceinline__ float largest(const Held<T>& held) {
   return most;
 }
 
-// 16-bit elements leave registers for as many threads as a multiprocessor has.
+// With 16-bit elements, a multiprocessor has registers for as many threads as it can hold.
 template <class T>
 __global__ void __launch_bounds__(kSurveyThreads, sizeof(T) == 2 ? 8 : 5)
     survey_segments(const BeamArguments a, const Survey survey) {

@@ -1,5 +1,5 @@
-// What the candidates of beams are found by: the softmax of each segment of a row of logits, and
-// the largest logit of every strip of it.
+// A survey of logits, by which the candidates of beams are found: the softmax of each segment of a
+// row, and the largest logit of every strip of it.
 #pragma once
 
 #include "core/kernels.h"
@@ -9,18 +9,19 @@
 namespace fusewire::cuda {
 
 constexpr int kSurveyThreads = 256;
-constexpr int kHeld = 32;                              // elements of a thread
-constexpr int kSegment = kSurveyThreads * kHeld;       // columns of a block
-constexpr int kStripLanes = 8;                         // neighbouring threads: 128 bytes of a row
-constexpr int kStrips = kSurveyThreads / kStripLanes;  // of a segment
+constexpr int kHeld = 32;                              // elements per thread
+constexpr int kSegment = kSurveyThreads * kHeld;       // columns per block
+constexpr int kStripLanes = 8;                         // threads per strip: 128 bytes of a row
+constexpr int kStrips = kSurveyThreads / kStripLanes;  // strips per segment
 
-// The largest logit, or NaN where there is NaN or +inf, and the sum of exponentials relative to it.
+// The largest logit (NaN if there is a NaN or +infinity) and the sum of exponentials relative to
+// it.
 struct Softmax {
   float most, sum;
 };
 
-// Of a beam that may go on: a log-probability is (logit - most) - log_sum, both 0 where rows are
-// normalized. Of others beam_score is -inf.
+// The softmax of a beam's row: a log-probability is (logit - most) - log_sum. Both are 0 if rows
+// are normalized. beam_score is -infinity for beams that do not continue.
 struct alignas(16) SurveyedRow {
   float most, log_sum, beam_score;
 
@@ -30,10 +31,10 @@ struct alignas(16) SurveyedRow {
 };
 
 struct Survey {
-  SurveyedRow* rows;  // [rows], of who reads the rest
+  SurveyedRow* rows;  // [rows], for the kernel that reads the survey
   Softmax* parts;     // [rows, segments]
   float* maxima;      // [rows, segments, kStrips]
-  int segments;       // of a row
+  int segments;       // per row
 
   static int64_t segments_of(int64_t cols) { return (cols + kSegment - 1) / kSegment; }
   static size_t bytes(int64_t rows, int64_t cols) {
@@ -48,7 +49,7 @@ struct Survey {
         segments(static_cast<int>(segments_of(cols))) {}
 };
 
-// Fills parts and maxima; those of beams at -inf stay as they are.
+// Fills parts and maxima, except for beams whose score is -infinity.
 template <class T>
 void survey_logits(const BeamArguments& a, const Survey& survey, const Stream& stream);
 
@@ -70,13 +71,13 @@ __device__ __forceinline__ int segment_cols(const BeamArguments& a, int segment)
       min(a.cols - static_cast<int64_t>(segment) * kSegment, int64_t{kSegment}));
 }
 
-// The elements of a segment that thread t of its block has, -inf beyond the row.
+// The elements of a segment that thread t of its block holds, -infinity beyond the row.
 template <class T>
 struct Held {
   static constexpr int n = Vector<T>::kSize, kVectors = kHeld / n;
   Vector<T> vectors[kVectors];
 
-  // Of its element i.
+  // Returns the column of element i of thread t.
   __device__ __forceinline__ static int column(int t, int i) {
     return (i / n * kSurveyThreads + t) * n + i % n;
   }
@@ -100,7 +101,7 @@ struct Held {
       }
     }
   }
-  // body(element, its number)
+  // Calls body(element, i) for each element i of the thread.
   template <class Body>
   __device__ __forceinline__ void for_each(Body&& body) const {
 #pragma unroll

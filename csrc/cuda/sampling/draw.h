@@ -1,6 +1,6 @@
-// The steps of drawing a token from a row of logits that a block shares. Nothing is sorted and
-// nothing kept between passes: a weight is computed again from its logit, and every sum is taken in
-// an order that the row's width alone decides.
+// The steps of sampling a token from a row of logits that the threads of a block share. Nothing is
+// sorted, and nothing is kept between passes: weights are recomputed from their logits. The width
+// of the row alone decides the order of every sum.
 #pragma once
 
 #include "core/bracket.h"
@@ -14,7 +14,7 @@ constexpr int kDrawThreads = 512;
 
 template <class Operation, int kValues>
 __device__ __forceinline__ void reduce_block(float (&x)[kValues], Operation operation) {
-  __syncthreads();  // slower warps may still read the partial results of the one before
+  __syncthreads();  // slower warps may still read the partial results of the last reduction
   reduce<kDrawThreads, 0>(x, operation);
 }
 
@@ -25,10 +25,10 @@ __device__ __forceinline__ float reduce_block(float x, Operation operation) {
   return values[0];
 }
 
-// body(value, column) for the elements of this thread, of which there are Vector<T>::kSize every so
-// many columns. Which they are, and their order, does not depend on where the row begins, unlike
-// for_values' (row.h): else a draw would depend on the row's place in the batch. kTogether vectors
-// are under way; rows that are not aligned are read element by element.
+// Calls body(value, column) for each of this thread's elements, Vector<T>::kSize adjacent columns
+// at a time. Unlike with for_values (row.h), the address of the row changes neither which elements
+// these are nor their order: otherwise a draw would depend on the row's index in the batch.
+// kTogether vectors are loaded at once; rows that are not aligned are read element by element.
 template <int kTogether = 2, class T, class Body>
 __device__ __forceinline__ void for_elements(const T* row, int cols, Body&& body) {
   constexpr int n = Vector<T>::kSize, kStep = kDrawThreads * n;
@@ -56,8 +56,9 @@ __device__ __forceinline__ void for_elements(const T* row, int cols, Body&& body
   }
 }
 
-// The largest number that elements with a mass of at least `target` reach (core/bracket.h); number
-// and mass are functions of (value, column). It is found as soon as the bracket has one number.
+// Returns the largest threshold such that the elements whose `number` reaches it have a mass of at
+// least `target` (core/bracket.h). number and mass are functions of (value, column). The search
+// ends as soon as only one number is left in the bracket.
 template <class T, class Number, class Mass>
 __device__ __forceinline__ Threshold threshold_of(const T* row, int cols, float target, float least,
                                                   float most, Number&& number, Mass&& mass) {
@@ -66,7 +67,7 @@ __device__ __forceinline__ Threshold threshold_of(const T* row, int cols, float 
     float pivots[kPivots], masses[kPivots] = {}, ends[2] = {-INFINITY, -INFINITY};
     pivots_of(bracket, pass < kPassesOverValues, pivots);
     const float low = ordered(bracket.low), high = ordered(bracket.high);
-    // Of 16-bit elements a vector has work for longer than the next one takes to come.
+    // A vector of 16-bit elements takes longer to process than the next one takes to load.
     for_elements<sizeof(T) / 2>(row, cols, [&](float value, int column) {
       const float x = number(value, column), m = mass(value, column);
 #pragma unroll
@@ -87,14 +88,15 @@ __device__ __forceinline__ Threshold threshold_of(const T* row, int cols, float 
   return {ordered(bracket.low), bracket.above};
 }
 
-// What may still be drawn of a row, and with which weight: e^((logit - largest) / temperature).
+// The tokens of a row that may still be drawn, and their weights e^((logit - largest) /
+// temperature).
 struct Candidates {
   float most, inverse_temperature;
-  float least = -INFINITY;                   // logit
-  float tie = INFINITY;                      // of the logits equal to this one
-  int last_tie = 0;                          // those up to this column
-  float least_weight = 0.0f;                 // min_p
-  float mean = 0.0f, closeness = -INFINITY;  // typical: -|log weight - mean| is at least closeness
+  float least = -INFINITY;                   // the smallest logit kept (top_k, top_p)
+  float tie = INFINITY;                      // of the logits equal to this one,
+  int last_tie = 0;                          // only those up to this column are kept
+  float least_weight = 0.0f;                 // the smallest weight kept (min_p)
+  float mean = 0.0f, closeness = -INFINITY;  // typical_p: -|log weight - mean| >= closeness
 
   __device__ __forceinline__ float log_weight(float value) const {
     return (value - most) * inverse_temperature;
@@ -110,7 +112,8 @@ struct Candidates {
   }
 };
 
-// Inverse CDF over the threads' elements, thread after thread; writes the token.
+// Samples by the inverse CDF over the elements, thread after thread, and writes the token.
+// `uniform` is the random number, in [0, 1).
 template <class T>
 __device__ __forceinline__ void pick(int64_t* token, const T* row, int cols,
                                      const Candidates& candidates, double uniform) {
@@ -133,7 +136,7 @@ __device__ __forceinline__ void pick(int64_t* token, const T* row, int cols,
       if (static_cast<int>(threadIdx.x) >= distance) upto += before;
     }
     double rest = uniform * __shfl_sync(kWholeWarp, upto, kWarp - 1) - (upto - own);
-    // The last lane that begins at or before the number and has any mass.
+    // The last lane that begins at or before the random number and has a mass above 0.
     const unsigned lanes = __ballot_sync(kWholeWarp, own > 0.0 && rest >= 0.0);
     if (static_cast<int>(threadIdx.x) == (lanes ? 31 - __clz(static_cast<int>(lanes)) : 0)) {
       int chosen = 0;

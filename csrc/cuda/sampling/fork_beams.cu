@@ -1,6 +1,6 @@
-// The next rows of groups of beams (ops.def, fork_beams), where the host has not seen what goes on:
-// a block has a group. Ranks among its candidates, children and dead beams are prefix sums over the
-// block, so that all of them go by in a few passes.
+// Computes the next rows of groups of beams (ops.def, fork_beams) without the host. One block
+// computes a group. The ranks of candidates, children and dead beams are prefix sums over the
+// block, so that a few passes suffice for all of them.
 #include "cuda/element.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
@@ -13,17 +13,17 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMostBeams = 512;
 
 struct Beams {
-  int parent[kMostBeams];       // of each child
-  int first_child[kMostBeams];  // of each parent
+  int parent[kMostBeams];       // the parent of each child
+  int first_child[kMostBeams];  // the first child of each parent
   int dead[kMostBeams];         // beams without children, in order
   int warps[kWarps];
 };
 
-// How many threads before this one have `yes`, and of all: the number in `total`.
+// Returns how many threads before this one pass true, and sets `total` to how many of all do.
 __device__ int rank_among(bool yes, int* warps, int& total) {
   const unsigned mask = __ballot_sync(~0u, yes);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // warps may still be read
+  __syncthreads();  // `warps` may still be read for the last call
   if (lane == 0) warps[warp] = __popc(mask);
   __syncthreads();
   int before = 0;
@@ -43,11 +43,11 @@ __device__ bool ends_text(const ForkArguments& a, int token) {
 }
 
 __global__ void __launch_bounds__(kThreads) fork_kernel(ForkArguments a) {
-  // Without let_next_start(): the next kernels copy pages and read tables.
+  // No let_next_start(): the next kernels copy pages and read tables.
   __shared__ Beams shared;
   wait_for_inputs();
   if (blockIdx.x == gridDim.x - 1) {
-    // Rows of no group copy nothing; those of groups are written by their blocks.
+    // Rows that belong to no group copy nothing. Those of a group are written by its block.
     for (int64_t row = threadIdx.x; row < a.rows; row += kThreads) {
       bool own = false;
       for (int64_t g = 0; g < a.group_count; ++g) {
@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(kThreads) fork_kernel(ForkArguments a) {
                     group.candidates < a.searches && group.parents >= 0 &&
                     group.parents + beams <= a.parent_rows && group.children >= 0 &&
                     group.children + beams <= a.rows && group.place >= 0 && group.place < a.width;
-  if (!fits) return;  // on the CPU this is an error
+  if (!fits) return;  // the CPU kernel raises an error
 
-  // Candidates that end no text become children, in order.
+  // Candidates whose token does not end the text become children, in order.
   int children = 0;
   for (int64_t first = 0; first < a.most && children < beams; first += kThreads) {
     const int64_t i = first + threadIdx.x, at = group.candidates * a.most + i;

@@ -1,5 +1,5 @@
-// What stands between logits and tokens: penalties, biases, the draw, log-sum-exp, ranks. A block
-// has a row; a row that is read again comes from the L2 cache.
+// The kernels between logits and tokens: penalties, biases, sampling, log-sum-exp and ranks. Most
+// use one block per row. Rows that are read again come from the L2 cache.
 #include <cfloat>
 
 #include "cuda/kernels.h"
@@ -9,7 +9,7 @@
 namespace fusewire::cuda {
 namespace {
 
-// Indices come from the host; one that is out of range touches nothing.
+// Indices come from the host; those that are out of range are ignored.
 template <class T>
 __global__ void __launch_bounds__(256)
     penalize_rows(T* logits, int64_t stride, int cols, const int32_t* offsets,
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1) draw_tokens(const SampleArgum
   const T* row = static_cast<const T*>(a.logits) + r * a.stride;
   int64_t* token = a.tokens + r;
 
-  // The range of the finite elements, and whether there is a distribution at all.
+  // Find the range of the finite elements, and whether the logits define a distribution.
   float ends[3] = {-INFINITY, -INFINITY, 0.0f};  // largest, -smallest, 1 for NaN
   int column_of_largest = 0;
   for_elements<4>(row, cols, [&](float value, int column) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1) draw_tokens(const SampleArgum
   }
   if (const float top_p = a.top_p[r]; top_p < 1.0f) {
     const float target = top_p * sum_of(weight);
-    const float drawable = most - 88.0f * temperature;  // those below weigh nothing
+    const float drawable = most - 88.0f * temperature;  // the weight of lower logits vanishes
     const float from = fmaxf(fmaxf(least, candidates.least), drawable);
     const Threshold t = threshold_of(row, cols, target, from, most, value_itself, weight);
     const float each = expf(candidates.log_weight(t.value));
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kDrawThreads)
   float most = -INFINITY, sum = 0.0f;
   for_elements<4>(row, cols, [&](float value, int) { most = fmaxf(most, value); });
   most = reduce_block(most, Max{});
-  const float from = isinf(most) ? 0.0f : most;  // then the infinite elements decide
+  const float from = isinf(most) ? 0.0f : most;  // infinite elements then decide the result
   for_elements<4>(row, cols, [&](float value, int) { sum += expf(value - from); });
   sum = reduce_block(sum, Sum{});
   if (threadIdx.x == 0) out[blockIdx.x] = from + logf(sum);

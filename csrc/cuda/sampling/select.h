@@ -1,4 +1,4 @@
-// Selecting and sorting by a block of threads, of integers whose order is that of what is selected.
+// Selection and sorting of unsigned integers by a block of threads.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace fusewire::cuda {
 
-constexpr int kDigits = 256;  // of the radix selection; a block has at least as many threads
+constexpr int kDigits = 256;  // radix of the selection; a block has at least as many threads
 
-// A number that at least `want` of the block's numbers reach, and no more than that unless the
-// want-th largest occurs several times. for_each(body) gives body the numbers of this thread.
+// Returns a number that at least `want` of the block's numbers reach, and no more than that unless
+// the want-th largest occurs several times. for_each(body) calls body with each number of this
+// thread.
 template <class Number, class ForEach>
 __device__ Number reached_by(int want, ForEach&& for_each) {
   __shared__ int histogram[kDigits];
@@ -25,7 +26,7 @@ __device__ Number reached_by(int want, ForEach&& for_each) {
       }
     });
     __syncthreads();
-    if (threadIdx.x < kWarp) {  // largest digits first, 8 to a lane
+    if (threadIdx.x < kWarp) {  // largest digits first, 8 per lane
       constexpr int kEach = kDigits / kWarp;
       const int first = kDigits - 1 - threadIdx.x * kEach;
       int sum = 0;
@@ -40,7 +41,7 @@ __device__ Number reached_by(int want, ForEach&& for_each) {
         int digit = first;
         while (above + histogram[digit] < want) above += histogram[digit--];
         found_digit = digit;
-        // 0: all numbers with this prefix are wanted, smaller digits do not matter.
+        // 0: all numbers with this prefix are wanted, so lower digits do not matter.
         found_rest = above + histogram[digit] == want ? 0 : want - above;
       }
     }
@@ -53,7 +54,7 @@ __device__ Number reached_by(int want, ForEach&& for_each) {
   return prefix;
 }
 
-// Descending (Batcher's bitonic sorter); `size` is a power of two, at least 2.
+// Sorts keys in descending order (Batcher's bitonic sorter). `size` is a power of two, at least 2.
 template <class Key>
 __device__ __forceinline__ void sort(Key* keys, int size) {
   const bool one_warp = size <= 2 * kWarp;

@@ -1,6 +1,7 @@
-// The k largest elements of each row, in order. A block has a row: it finds a threshold that about
-// k elements reach, collects those in shared memory and sorts them there; k beyond what fits is
-// taken in several rounds. The order is total (value, then lower index), so ties need no care.
+// Finds the k largest elements of each row, in order. One block per row finds a threshold that
+// about k elements reach, collects those in shared memory and sorts them there. A k beyond the
+// capacity takes several rounds. The order is total (value, then lower index), so ties need no
+// special treatment.
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/rows/row.h"
@@ -11,9 +12,10 @@ namespace {
 
 constexpr int kCapacity = 4096;  // keys in shared memory: 32 KiB
 
-using Key = uint64_t;  // larger for a better element, different for every element
+using Key = uint64_t;  // larger for a better element, distinct for every element
 
-// Unsigned integers in the order of the values; +0 and -0 are equal, NaN is below all.
+// Returns an unsigned integer that orders like the value. +0 and -0 are equal, NaN is below all
+// others.
 __device__ __forceinline__ uint32_t order(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 becomes +0
   const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -26,15 +28,16 @@ __device__ __forceinline__ int column_of(Key key) {
   return static_cast<int>(~static_cast<uint32_t>(key));
 }
 
-// The `total` best of row[0, cols); `first_index` is the index of row[0].
+// Writes the `total` largest elements of row[0, cols) and their indices, in order. `first_index` is
+// the index of row[0].
 template <class T>
 __device__ __forceinline__ void best_of(T* values, int64_t* indices, const T* row, int cols,
                                         int total, int first_index) {
   constexpr int n = Vector<T>::kSize;
   __shared__ Key keys[kCapacity];
   __shared__ int count;
-  // body(ordered, column) for the elements of this thread whose vector has one that reaches
-  // `least`.
+  // Calls body(ordered, column) for the elements of each of this thread's vectors in which one
+  // reaches `least`.
   const auto for_elements = [&](uint32_t least, auto&& body) {
     for_values<4>(row, cols, -INFINITY, [&](int c, float (&v)[n]) {
       if (order(reduce_thread(v, Max{})) < least) return;
@@ -73,7 +76,7 @@ __device__ __forceinline__ void best_of(T* values, int64_t* indices, const T* ro
     };
     Key threshold = 0;
     if (done == 0 && 2 * want <= min(static_cast<int>(blockDim.x), cols / n)) {
-      // The want-th largest of the threads' maxima is reached by not many more than that.
+      // Not many more than `want` elements reach the want-th largest of the threads' maxima.
       float most = -INFINITY;
       for_values<4>(row, cols, -INFINITY,
                     [&](int, float (&v)[n]) { most = fmaxf(most, reduce_thread(v, Max{})); });
@@ -100,8 +103,9 @@ __device__ __forceinline__ void best_of(T* values, int64_t* indices, const T* ro
   __syncthreads();
 }
 
-// NaN loses every comparison, as on the CPU: behind the first k columns it is never taken, and
-// among them it stays where it is, with the best of what is before it before it.
+// NaN loses every comparison, as on the CPU. Beyond the first k columns it is never taken. Among
+// them it keeps its position in the result, and the positions before it hold the largest of the
+// elements before it.
 template <class T>
 __global__ void __launch_bounds__(1024)
     top_k_rows(T* values, int64_t* indices, const T* x, int64_t x_stride, int cols, int k) {

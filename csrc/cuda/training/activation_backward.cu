@@ -1,4 +1,4 @@
-// Gradients of activations and gated units, from the activation's input.
+// Gradients of activations and gated units, computed from the activation's input.
 #include <type_traits>
 
 #include "cuda/activation.h"
@@ -14,7 +14,8 @@ struct Logistic {
   float value, slope;
 };
 
-// 1 / (1 + e^-x) and its derivative, which the difference of 1 and the value would lose digits of.
+// Returns 1 / (1 + e^-x) and its derivative. Computing the derivative from 1 - value would lose
+// digits.
 template <class T>
 __device__ __forceinline__ Logistic logistic(float x) {
   const float e = exp_for<T>(-fabsf(x)), r = 1.0f / (1.0f + e);
@@ -23,14 +24,14 @@ __device__ __forceinline__ Logistic logistic(float x) {
 
 template <class T>
 __device__ __forceinline__ float derivative(float any, Activation activation) {
-  // Beyond these every derivative is 0 or 1 to fp32; squares stay finite. NaN stays NaN.
+  // Beyond these bounds every derivative is 0 or 1 in fp32; squares stay finite. NaN stays NaN.
   const float x = any > 32.0f ? 32.0f : any < -32.0f ? -32.0f : any;
   switch (activation) {
     case Activation::kGeluErf: {  // Phi(x) + x phi(x)
       const float tail = normal_tail<T>(fabsf(x)), density = exp_for<T>(x * x * -0.5f);
       return fmaf(x * 0.398942280f, density, x < 0.0f ? tail : 1.0f - tail);
     }
-    case Activation::kGeluTanh: {  // of x / (1 + e^-y)
+    case Activation::kGeluTanh: {  // derivative of x / (1 + e^-y)
       const Logistic s = logistic<T>(x * (1.595769122f + 0.0713548163f * x * x));
       return s.value + x * s.slope * (1.595769122f + 0.2140644488f * x * x);
     }
@@ -54,9 +55,9 @@ struct BackwardArguments {
   int64_t dx_stride, dy_stride, x_stride, rows, cols;
 };
 
-// dx = dy * activation'(x); where kGated, times the columns of x from `cols` on, whose own gradient
-// is dy * activation(x). A thread has n packs of kWidth elements in flight; each is read before it
-// is written, so dx may be dy or x.
+// Computes dx = dy * activation'(x). If kGated, it is multiplied by the columns of x from `cols`
+// on, whose gradient is dy * activation(x). A thread has n packs of kWidth elements in flight; each
+// is read before it is written, so dx may be dy or x.
 template <class T, int kWidth, int n, bool kGated, Activation kActivation>
 __global__ void __launch_bounds__(256) activation_gradients(BackwardArguments a) {
   using P = Pack<T, kWidth>;
@@ -99,7 +100,7 @@ template <class T, bool kGated>
 void backward(BackwardArguments a, Activation activation, const Stream& stream) {
   if (!kGated &&
       (a.rows == 1 || (a.x_stride == a.cols && a.dy_stride == a.cols && a.dx_stride == a.cols))) {
-    a.cols *= a.rows;  // one long row
+    a.cols *= a.rows;  // as one long row
     a.rows = 1;
     a.dx_stride = a.dy_stride = a.x_stride = 0;
   }

@@ -1,5 +1,5 @@
-// Adam on flat parameters, and fp32 numbers rounded to the element type of the kernels: one pass
-// over memory, which is what they take.
+// Adam on flat parameters, and casts of fp32 values to the element type of the kernels. Each is one
+// pass over memory, whose bandwidth bounds it.
 #include <cmath>
 
 #include "core/adam.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kAdamBlock = 256;
 
-// The last segment that begins at `element` or before it.
+// Returns the last segment that begins at `element` or before it.
 __device__ __forceinline__ int64_t segment_at(const AdamArguments& a, int64_t element) {
   int64_t first = 0, beyond = a.segment_count;
   while (beyond - first > 1) {
@@ -23,7 +23,8 @@ __device__ __forceinline__ int64_t segment_at(const AdamArguments& a, int64_t el
   return first;
 }
 
-// What every element of a segment is computed with, by torch.optim.Adam's order of operations.
+// The coefficients of a segment's elements, computed in the order of operations of
+// torch.optim.Adam.
 struct Segment {
   int64_t at, end;
   float step_size, shrink, decay;  // shrink: of the parameter; decay: of the gradient
@@ -38,8 +39,8 @@ struct Segment {
   }
 };
 
-// kWidth neighbouring elements to a thread, n times. They are on their way while the segment of the
-// first one is looked for.
+// A thread updates kWidth neighbouring elements, n times. Their loads are in flight while it looks
+// for the segment of the first one.
 template <class T, int kWidth, int n>
 __global__ void __launch_bounds__(kAdamBlock) adam_elements(AdamArguments a) {
   using P = Pack<float, kWidth>;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kAdamBlock) cast_elements(T* out, const float*
   *reinterpret_cast<Pack<T, kWidth>*>(out + e) = to;
 }
 
-// Whether `count` elements can be moved four at a time.
+// The number of elements that are moved at a time, if count and alignment allow it.
 constexpr int kFour = 4;
 
 template <class T>

@@ -1,5 +1,6 @@
-// What a step of Adam is computed with, of the gradients of all parameters: one block, so that no
-// host waits for them and a recorded step finds it anew.
+// Computes the factors of an Adam step from the gradients of all parameters. One block does it on
+// the device, so that the host does not synchronise and a captured step computes them at each
+// replay.
 #include <cmath>
 
 #include "core/adam.h"
@@ -16,7 +17,7 @@ constexpr int kFactorsBlock = 256;
 __global__ void __launch_bounds__(kFactorsBlock) factors_of(AdamFactorsArguments a) {
   let_next_start();
   wait_for_inputs();
-  double squares = 0, broken = 0;  // every warp adds up all of them
+  double squares = 0, broken = 0;  // every warp adds up all parts
   for (int64_t part = threadIdx.x % kWarp; part < a.parts; part += kWarp) {
     squares += a.sums[2 * part];
     broken += a.sums[2 * part + 1];
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kFactorsBlock) factors_of(AdamFactorsArguments
     factors[1] = static_cast<float>(-1.0 / expm1(steps * a.log_betas[2 * run]));
     factors[2] = static_cast<float>(1.0 / sqrt(-expm1(steps * a.log_betas[2 * run + 1])));
   }
-  __syncthreads();  // counted by now are the steps that runs read
+  __syncthreads();  // from here on the runs have read their step counts
   for (int64_t member = threadIdx.x; member < a.members; member += kFactorsBlock) {
     a.steps[member] += taken;
   }

@@ -1,4 +1,4 @@
-// Sums of the columns of a matrix: gradients of biases, and the second stage of others.
+// Sums of the columns of a matrix: the gradients of biases, and the second stage of other sums.
 #include <algorithm>
 
 #include "cuda/kernels.h"
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kSumBlock) total_columns(ColumnTotals a) {
   if (to) *to = a.accumulate ? *to + sum : sum;
 }
 
-// A block sums rows_of_block rows of 32 * kWidth columns, its warps in turn.
+// A block sums rows_of_block rows of 32 * kWidth columns; its warps take the rows in turn.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kSumBlock)
     sum_columns(float* out, const T* x, int64_t x_stride, int64_t rows, int64_t cols,

@@ -1,5 +1,5 @@
-// The second stage of sums over rows: blocks leave sums of their own rows, which are added in the
-// order of the blocks, so that a sum has the same bits every time.
+// The second stage of sums over rows: blocks store the sums of their own rows, which are then added
+// in the order of the blocks, so that a sum has the same bits every time.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace fusewire::cuda {
 
-// out[c] (+)= the sum of parts[p, c] for c < cols; second, which may be null, the same of the
-// columns from cols on.
+// Computes out[c] (+)= the sum of parts[p, c] over p, for c < cols. `second`, which may be null,
+// receives the sums of the columns from cols on.
 struct ColumnTotals {
   const float* parts;  // [count, width]
   int64_t count, width;

@@ -1,5 +1,5 @@
 // Cross-entropy with label smoothing (Szegedy et al. 2016, section 7) and its gradient: loss = (1 -
-// s) (lse - z_label) + s mean(lse - z_j), and its gradient is softmax(z) - (1 - s) at the label - s
+// s) (lse - z_label) + s mean(lse - z_j), and the gradient is softmax(z) - (1 - s) at the label - s
 // / cols everywhere.
 #include "cuda/activation.h"
 #include "cuda/kernels.h"
@@ -8,7 +8,8 @@
 namespace fusewire::cuda {
 namespace {
 
-// e^(x - top), and 0 for x = top = -inf, which a thread may see before its row has anything else.
+// Returns e^(x - top), and 0 for x = top = -inf: a thread may see such elements before any other of
+// its row.
 template <class T>
 __device__ __forceinline__ float exp_below(float x, float top) {
   return exp_for<T>(x - (top == -INFINITY ? 0.0f : top));
@@ -30,9 +31,9 @@ __device__ __forceinline__ void fill_row(T* row, int cols, float value) {
   });
 }
 
-// kThreads to a row. It is read twice: from memory, and for the gradient from shared memory, where
-// kHeld, or from the caches. The sum of exponentials is kept relative to the largest element so far
-// (Milakov & Gimelshein 2018).
+// A row has kThreads threads. It is read twice: from memory, and for the gradient from shared
+// memory if kHeld, otherwise from the caches. The sum of exponentials is kept relative to the
+// largest element so far (Milakov & Gimelshein 2018).
 template <class T, int kThreads, bool kHeld>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArguments a) {
   constexpr int n = Vector<T>::kSize;
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArgum
   }
   const int label = static_cast<int>(given);
   const int before = static_cast<int>(reinterpret_cast<uintptr_t>(z) % 16 / sizeof(T));
-  float top = -INFINITY, sums[3] = {};  // of exponentials, of logits; and the label's logit
+  float top = -INFINITY, sums[3] = {};  // sums of exponentials and of logits, the label's logit
   for_values<4>(z, cols, -INFINITY, [&](int c, float (&v)[n]) {
     if constexpr (kHeld) {
       Vector<T> vector;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArgum
   top = reduce<kThreads, 0>(top, Max{});
   sums[0] *= exp_below<T>(own, top);
   reduce<kThreads, 1>(sums, Sum{});
-  const float sum = sums[0] + (top - top);  // NaN where a logit is infinite, or all are -inf
+  const float sum = sums[0] + (top - top);  // NaN if a logit is +inf or NaN, or if all are -inf
   const float width = static_cast<float>(cols), log_sum = logf(sum);
   if (threadIdx.x == 0) {
     float loss = log_sum - (sums[2] - top);
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArgum
     }
     write_part(z, v, c, cols);
   };
-  if constexpr (kHeld) {  // a thread reads what it wrote
+  if constexpr (kHeld) {  // a thread reads only what it wrote
     for_vectors(z, cols, [&](int c) {
       const Vector<T> vector = held[(c + before) / n];
       float v[n];
@@ -121,8 +122,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArgum
 template <class T>
 void cross_entropy(const CrossEntropyArguments& a, const Stream& stream) {
   const dim3 rows(static_cast<unsigned>(a.rows));
-  // Rows that fit twice into the shared memory of a multiprocessor, on Hopper; of those that are
-  // not wide enough for that to be felt, the second reading is from L1.
+  // Two rows of this size fit in the shared memory of a multiprocessor on Hopper. Narrower rows
+  // gain little from it: their second reading is from L1.
   constexpr size_t kHeldBytes = 110 * 1024;
   const size_t bytes = a.cols * sizeof(T);
   if (a.cols <= 1024) {

@@ -1,6 +1,6 @@
-// The gradient of a table from which rows were gathered. Tokens are sorted by the row they took, so
-// each row of the table has its tokens in one run, which is summed in their order: no atomics, and
-// the same bits every time.
+// The gradient of a table from which rows were gathered. Tokens are sorted by the row they used, so
+// that the tokens of each row of the table are one run, which is summed in their order: no atomics,
+// and the same bits every time.
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 #include <type_traits>
@@ -13,9 +13,9 @@
 namespace fusewire::cuda {
 namespace {
 
-// Sorted tokens that a warp sums, one to a lane. The part of a run that crosses the end of a chunk
-// waits in `pieces` for the rest: of each chunk a row for the run that came from before, and one
-// for the run that begins in it.
+// A warp sums a chunk of sorted tokens, one token per lane. The sum of the part of a run that
+// crosses the border of a chunk is stored in `pieces` and added later: each chunk has a row for the
+// run that began before it, and one for the run that begins in it.
 constexpr int kChunk = kWarp, kTableBlock = 256, kTableWarps = kTableBlock / kWarp;
 
 struct TableArguments {
@@ -27,12 +27,12 @@ struct TableArguments {
   int64_t dy_stride, tokens, hidden;
   float scale;
   bool accumulate;
-  // [tokens]: ids in ascending order, and the tokens they are of
+  // [tokens]: the ids in ascending order, and their tokens
   uint32_t *keys = nullptr, *order = nullptr;
   float* pieces = nullptr;  // [chunks, 2, hidden]
 };
 
-// An id outside of the table comes last, as the row after its last one.
+// An id outside of the table is sorted last, as if it were the row after the last one.
 __global__ void __launch_bounds__(kTableBlock) number_tokens(TableArguments a) {
   let_next_start();
   wait_for_inputs();
@@ -50,7 +50,7 @@ __device__ __forceinline__ void add_to_table(const TableArguments& a, uint32_t r
   *to = a.accumulate ? fmaf(sum, a.scale, *to) : sum * a.scale;
 }
 
-// A warp: a chunk, and 32 * kWidth columns.
+// A warp sums a chunk in 32 * kWidth columns.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kTableBlock) sum_chunks(TableArguments a, int64_t chunks) {
   using P = Pack<T, kWidth>;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kTableBlock) sum_chunks(TableArguments a, int6
   const bool goes_on = first + count < a.tokens &&
                        a.keys[first + count] == __shfl_sync(kWholeWarp, own_key, count - 1);
   float sum[kWidth] = {};
-  int begin = 0;  // of the run under way
+  int begin = 0;  // of the current run
   for (int from = 0; from < count; from += kTogether) {
     P packs[kTogether];
 #pragma unroll
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kTableBlock) sum_chunks(TableArguments a, int6
   }
 }
 
-// A block: the run that begins in a chunk and ends in another, and 32 columns. Its warps add every
-// eighth piece.
+// A block sums, in 32 columns, the run that begins in a chunk and ends in another one. Each of its
+// warps adds every eighth piece.
 __global__ void __launch_bounds__(kTableBlock) join_pieces(TableArguments a, int64_t chunks) {
   __shared__ float sums[kTableWarps][kWarp];
   let_next_start();

@@ -1,4 +1,4 @@
-// The sum of squares of a flat gradient, in two stages of fixed order.
+// The sum of squares of a flat gradient, in two stages whose order is fixed.
 #include <algorithm>
 
 #include "cuda/element.h"
@@ -14,7 +14,7 @@ constexpr int kNormBlock = 256, kNormWarps = kNormBlock / kWarp;
 
 struct SquareSum {
   double squares;
-  double broken;  // NaN or infinite
+  double broken;  // the number of NaNs and infinities
 };
 
 __device__ __forceinline__ void add(SquareSum& sum, float x) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void add(SquareSum& sum, float x) {
   sum.broken += isfinite(x) ? 0.0 : 1.0;
 }
 
-// The sum of a block, in thread 0.
+// Returns the sum over a block, in thread 0.
 __device__ __forceinline__ SquareSum sum_of_block(SquareSum sum) {
   __shared__ SquareSum sums[kNormWarps];
 #pragma unroll
@@ -41,14 +41,14 @@ __device__ __forceinline__ SquareSum sum_of_block(SquareSum sum) {
   return sum;
 }
 
-// `lead` numbers come before the first of 16-byte vectors; block 0 adds them and the last ones.
+// `lead` elements come before the first 16-byte vector; block 0 adds them and the last elements.
 __global__ void __launch_bounds__(kNormBlock)
     sum_squares(SquareSum* parts, const float* x, int64_t lead, int64_t vectors, int64_t count) {
   constexpr int kTogether = 4;
   let_next_start();
   wait_for_inputs();
   SquareSum sum = {};
-  unsigned broken = 0;  // in integers where most are added: fp64 is slow on many devices
+  unsigned broken = 0;  // counted in integers in the main loop: fp64 is slow on many devices
   const auto add_vector = [&](const float4& v) {
     sum.squares += static_cast<double>(v.x) * v.x;
     sum.squares += static_cast<double>(v.y) * v.y;

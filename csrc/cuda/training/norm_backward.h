@@ -1,4 +1,4 @@
-// What the kernels of the backward pass of a norm share: a row, its sums and what dx is made of.
+// Shared by the kernels of the backward pass of norms: a row, its sums and statistics.
 #pragma once
 
 #include "core/training_kernels.h"
@@ -6,19 +6,19 @@
 
 namespace fusewire::cuda {
 
-// Row r of a matrix whose rows hold `heads` each.
+// Returns the offset of row r of a matrix whose rows have `heads` of them each.
 __device__ __forceinline__ int64_t row_offset(int64_t row, int64_t stride, int heads, int cols) {
   if (heads == 1) return row * stride;
   const unsigned r = static_cast<unsigned>(row), h = static_cast<unsigned>(heads);
   return r / h * stride + r % h * cols;
 }
 
-// What dx is made of; n = (x - mean - left) * scale, where `left` is the rounding error of the
-// mean.
+// The statistics of a row from which dx is computed; n = (x - mean - left) * scale, where `left` is
+// the rounding error of the mean.
 struct RowStatistics {
   float mean, left, scale, g_mean, gn_mean;
 
-  // Of the sums of d^2, g d, g and d, where d = x - mean.
+  // Computes them from the sums of d^2, g d, g and d, where d = x - mean and g = dy * weight.
   __device__ __forceinline__ void set(const float (&sums)[4], bool centered, float per_column,
                                       float eps) {
     left = centered ? sums[3] * per_column : 0.0f;
@@ -26,17 +26,19 @@ struct RowStatistics {
     g_mean = centered ? sums[2] * per_column : 0.0f;
     gn_mean = scale * (sums[1] - left * sums[2]) * per_column;
   }
-  // A product is rounded before the mean is taken off, so that of a single column nothing is left.
+  // The product is rounded before the mean is subtracted, so that dx of a single column is exactly
+  // 0.
   __device__ __forceinline__ float dx(float dy, float weight, float n) const {
     return (__fmul_rn(dy, weight) - g_mean - n * gn_mean) * scale;
   }
 };
 
-// A block of one multiprocessor goes over rows with groups of L::kThreads threads, one row each,
-// and keeps what they add to dweight and dbias in registers: two numbers a column, beside the row.
+// One block per multiprocessor processes rows in groups of L::kThreads threads, one row each. It
+// accumulates their contributions to dweight and dbias in registers: two values per column, beside
+// the row.
 template <class L>
 struct NormGroups {
-  // Bounds the registers of a thread to 64, 128 and 168.
+  // Limits the registers of a thread to 64, 128 and 168.
   static constexpr int kThreads = L::kElements <= 8 ? 1024 : L::kElements <= 16 ? 512 : 384;
   static constexpr int kCount = kThreads / L::kThreads;
   static constexpr int kBlock = kCount * L::kThreads;
@@ -44,8 +46,8 @@ struct NormGroups {
   static constexpr size_t kSharedBytes = sizeof(float) * kCount * kColumns;  // at most 48 KiB
 };
 
-// Sums over the threads of a group. `slot` changes from each reduction to the next: slower warps
-// may still read the partial results of the one before.
+// Sums over the threads of a group. `slot` alternates from one reduction to the next: slower warps
+// may still read the partial results of the previous one.
 template <class L, int kValues>
 __device__ __forceinline__ void group_sums(float (&x)[kValues], int& slot) {
   constexpr int kLanes = L::kThreads < kWarp ? L::kThreads : kWarp;
@@ -61,7 +63,7 @@ __device__ __forceinline__ void group_sums(float (&x)[kValues], int& slot) {
         partial[slot][group][i][threadIdx.x % L::kThreads / kWarp] = x[i];
       }
     }
-    // Barrier 0 is that of the block.
+    // Barrier 0 is that of the whole block.
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(L::kThreads) : "memory");
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
@@ -71,8 +73,8 @@ __device__ __forceinline__ void group_sums(float (&x)[kValues], int& slot) {
   }
 }
 
-// Keeps the compiler from holding what it has read or widened so far in registers of its own: a row
-// of 16-bit elements takes twice as many in fp32, and weights come again from L1.
+// Keeps the compiler from holding loaded or converted values in additional registers: a row of
+// 16-bit elements takes twice as many in fp32, and weights are loaded again from L1.
 template <class L, class T>
 __device__ __forceinline__ void forget_widened(RowPacks<L, T>& row) {
   if constexpr (sizeof(Pack<T, L::kWidth>) == 16) {
@@ -84,7 +86,7 @@ __device__ __forceinline__ void forget_widened(RowPacks<L, T>& row) {
   }
 }
 
-// As with_row_layout; of narrow rows (heads) a warp has several.
+// As with_row_layout, but a warp has several narrow rows (heads).
 template <class T, class Body>
 bool with_norm_layout(int64_t cols, bool vectors, Body&& body) {
   constexpr int n = Vector<T>::kSize, e = 8 / n;  // e: vectors that hold 8 elements
@@ -98,7 +100,7 @@ bool with_norm_layout(int64_t cols, bool vectors, Body&& body) {
                            RowLayout<n, 2 * e, 256>, RowLayout<n, 2 * e, 512>>(cols, body);
 }
 
-// Gradients of rows that no registers hold.
+// Computes the gradients for rows that do not fit in registers.
 template <class T>
 void wide_norm_backward(const NormBackwardArguments& a, int heads, bool centered,
                         const Stream& stream);

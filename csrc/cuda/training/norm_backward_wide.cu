@@ -1,5 +1,5 @@
-// Gradients of norms over rows that no registers hold: the statistics of rows first, then dweight
-// and dbias, and dx last, as it may take the place of dy.
+// Gradients of norms over rows that do not fit in registers: first the statistics of rows, then
+// dweight and dbias, and last dx, because it may overwrite dy.
 #include <algorithm>
 
 #include "cuda/kernels.h"
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kWideBlock)
     });
     s.mean = reduce<kWideBlock, 0>(sum, Sum{}) * per_column;
   }
-  float sums[4] = {};  // of d^2, g d, g and d
+  float sums[4] = {};  // sums of d^2, g d, g and d
   for_vectors(x, cols, [&](int c) {
     float v[n], d[n], w[n];
     read_part(v, x, c, cols, s.mean);

@@ -1,4 +1,4 @@
-// The gradient of pooling: what each token of a sequence gets of the one vector's.
+// The gradient of pooling: distributes the gradient of a sequence's vector to its tokens.
 #include "cuda/element.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
@@ -7,8 +7,8 @@
 namespace fusewire::cuda {
 namespace {
 
-// A block: 32 columns of one sequence, its warps take the tokens in turn. The block after those of
-// the sequences writes zeros beyond the last one, where a bucket has rows for none.
+// A block has 32 columns of one sequence; its warps take the tokens in turn. The block after those
+// of the sequences writes zeros to the rows beyond the last sequence, which a bucket may have.
 constexpr int kPoolWarps = 8;
 
 template <class T>
@@ -25,10 +25,12 @@ __global__ void __launch_bounds__(kPoolWarps* kWarp)
   const bool beyond = blockIdx.x + 1 == gridDim.x;
   const int64_t begin = offsets[blockIdx.x], end = beyond ? tokens : offsets[blockIdx.x + 1];
   const bool inside = c < hidden;
-  int64_t only = pooling == Pooling::kCls ? begin : end - 1;  // the token that gets all of it
+  int64_t only = pooling == Pooling::kCls ? begin : end - 1;  // the token that receives the whole
+                                                              // gradient
   if (pooling == Pooling::kMax && !beyond) {
     // The first of the largest; NaN counts as the largest, so that it is not lost.
-    const auto better = [](float a, int64_t at, float b, int64_t other) {  // a than b
+    const auto better = [](float a, int64_t at, float b, int64_t other) {  // whether a is better
+                                                                           // than b
       const bool above = a > b || (isnan(a) && !isnan(b));
       const bool equal = a == b || (isnan(a) && isnan(b));
       return other < 0 || (at >= 0 && (above || (equal && at < other)));

@@ -8,10 +8,10 @@
 
 namespace fusewire::cuda {
 
-// Kernels may fetch weights before they wait for what comes before them in the stream (launch.h),
-// as if copies had written them. Copies and fills end before a later kernel begins, so one after a
-// kernel that writes weights makes that true of it. Such a kernel does not let the next one start.
-// `spare` is kWeightsEndBytes of memory that is not used.
+// Kernels may load weights before they wait for earlier kernels of the stream (launch.h), as if
+// copies had written the weights. Copies and fills end before a later kernel begins, so a fill
+// after a kernel that writes weights makes this safe. Such a kernel does not let the next one start
+// early. `spare` is kWeightsEndBytes of memory that is otherwise unused.
 constexpr size_t kWeightsEndBytes = 16;
 
 inline void end_weights(void* spare, const Stream& stream) {

@@ -1,4 +1,4 @@
-"""What the tests of sound share: its features, the engine's settings, and tokens of its events."""
+"""What the tests of audio share: its features, the engine's settings, and tokens of its events."""
 
 from __future__ import annotations
 

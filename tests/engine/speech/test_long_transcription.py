@@ -249,9 +249,9 @@ NAN_AT_LAST[-1, -1] = np.nan
     ("features", "parameters", "message"),
     [
         (NOTHING, {"return_timestamps": False}, "return_timestamps: got false, wanted true for"),
-        (NOTHING, {"n": 2, "temperature": 1}, "n: got 2, wanted 1 for sound of more than 1 s"),
-        (NOTHING, {"best_of": 2, "temperature": 1}, "best_of: got 2, wanted none for sound"),
-        (NOTHING, {"stop": "a"}, "stop: got .*wanted none for sound of more than 1 s"),
+        (NOTHING, {"n": 2, "temperature": 1}, "n: got 2, wanted 1 for audio of more than 1 s"),
+        (NOTHING, {"best_of": 2, "temperature": 1}, "best_of: got 2, wanted none for audio"),
+        (NOTHING, {"stop": "a"}, "stop: got .*wanted none for audio of more than 1 s"),
         (NOTHING, {"stop_token_ids": [5]}, "stop_token_ids: got"),
         (NOTHING, {"logprobs": 1}, "logprobs: got 1, wanted none"),
         (NOTHING, {"max_new_tokens": 62}, "max_new_tokens: got 62, wanted at most 61"),
@@ -263,7 +263,7 @@ NAN_AT_LAST[-1, -1] = np.nan
         (NOTHING, {"prompt_ids": [EOS]}, f"prompt_ids: got id {EOS}, wanted ids of words"),
         (NOTHING[:, 1:], {}, r"features: got float32 of shape \[1, 100, 19\]"),
         (NAN_AT_LAST, {}, "features: got a number that is not finite"),
-        (sounds([401])[0], {}, r"audio: got 4\.0 s of sound, wanted at most 4 s \(max_audio_sec"),
+        (sounds([401])[0], {}, r"audio: got 4\.0 s of audio, wanted at most 4 s \(max_audio_sec"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, (dict, str)) else "",
 )
@@ -279,7 +279,7 @@ def test_sounds_are_refused_that_would_take_too_much_memory_together(folder):
     with GenerationEngine(folder, settings(max_audio_seconds=4)) as engine:
         with held(engine):
             asked = [ask(engine, Sound(sounds([400])[0]), **ASKED)[0] for _ in range(8)]
-            with pytest.raises(QueueFull, match=r"queue: got 36 s of sound .* at most 32 s"):
+            with pytest.raises(QueueFull, match=r"queue: got 36 s of audio .* at most 32 s"):
                 ask(engine, Sound(sounds([400])[0]), **ASKED)
         assert len({tuple(tokens_of(each.finish())) for each in asked}) == 1
         assert ask(engine, Sound(sounds([400])[0]), **ASKED)[0].finish().text()

@@ -1,4 +1,4 @@
-"""Texts of sound are those of transformers' `generate`, whatever runs beside them."""
+"""Texts of audio are those of transformers' `generate`, whatever runs beside them."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ NOTHING = np.zeros((2 * POSITIONS, BINS), np.float32)
             {"stop": ["a"], "return_timestamps": True},
             r"stop: got \['a'\], wanted none with timestamps",
         ),
-        ("some text", {}, "text_input: got a text, wanted sound for a model of speech"),
+        ("some text", {}, "text_input: got a text, wanted audio for a speech model"),
     ],
     ids=str,
 )
@@ -211,7 +211,7 @@ def test_what_cannot_be_answered_is_refused_by_name(engine, prompt, parameters, 
 
 def test_a_model_of_texts_hears_nothing(tmp_path):
     with tiny_engine(tmp_path) as engine:
-        with pytest.raises(InvalidInput, match="audio: got sound, wanted a text or ids for a"):
+        with pytest.raises(InvalidInput, match="audio: got audio, wanted a text or ids for a"):
             ask(engine, Sound(NOTHING))
         with pytest.raises(InvalidInput, match="language: got de, wanted null"):
             ask(engine, "text", language="de")

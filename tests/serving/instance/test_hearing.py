@@ -133,7 +133,7 @@ def test_too_much_long_sound_is_refused_by_name(role: Role, decoded: Path) -> No
             until(lambda: queues._found_long._waiting._value == WAITING - 1 - index)  # noqa: B023
     full = many[-1].answer()
     assert isinstance(full, QueueFull)
-    assert str(full).startswith(f"queue: got long sound while {WAITING} such requests wait")
+    assert str(full).startswith(f"queue: got long audio while {WAITING} such requests wait")
     decoded.touch()
     for client in many[:-1]:
         assert client.text()

@@ -131,7 +131,7 @@ def test_a_client_that_leaves_within_its_body_is_no_error(kind: str) -> None:
     "words",
     [
         f"size of a body | {reading.MOST_BODY_BYTES >> 20} MiB |",
-        f"a form with sound | {reading.MOST_UPLOAD_BYTES >> 10} KiB |",
+        f"a form with audio | {reading.MOST_UPLOAD_BYTES >> 10} KiB |",
         f"token ids, entries of lists, …) | {bounded_json.MOST_VALUES:,} |",
         f"members of objects in a body | {bounded_json.MOST_MEMBERS:,} |",
         f"without its texts | {bounded_json.MOST_BYTES:,} characters |",

@@ -1,5 +1,5 @@
-"""How many requests the server has cancelled, which it counts in shared memory
-(csrc/tritonserver/cancellations.cc): while the number stays the same, nobody has left."""
+"""Reads how many requests the server has cancelled, a counter in shared memory
+(csrc/tritonserver/cancellations.cc). While it is unchanged, no client has left."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BYTES = 8
 
 
 class Cancellations:
-    """The number of the server that this process belongs to."""
+    """The counter of the server that this process belongs to."""
 
     def __init__(self) -> None:
         self._number: memoryview | None = None
         path = os.environ.get(FILE)
-        if path is None:  # a server that counts nothing
+        if path is None:  # the server does not count
             return
         try:
             with open(path, "rb") as file:
@@ -30,5 +30,6 @@ class Cancellations:
             self._number = memoryview(memory).cast("Q")
 
     def count(self) -> int | None:
-        """How many requests the server has cancelled so far; None where it is not known."""
+        """Returns how many requests the server has cancelled so far, or None where it is not
+        known."""
         return None if self._number is None else self._number[0]

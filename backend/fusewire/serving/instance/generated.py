@@ -1,4 +1,4 @@
-"""From the events of a request to the tensors of its responses."""
+"""Converts the events of a request to the tensors of its responses."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from fusewire.tasks.transcribe import TranscribeRequest
 
 Outputs = dict[str, NDArray[Any]]
 
-# JSON has no infinity; as OpenAI's servers write the logarithm of nothing.
+# The value of log 0 in OpenAI's API; JSON has no infinity.
 _LEAST_LOGPROB = -9999.0
 
 
 class Words(NamedTuple):
-    """How a model's tokens are written."""
+    """Functions that convert a model's tokens to text."""
 
-    spell: Callable[[int], str]  # a token's text, for log-probabilities
-    # The bytes of a token that is a part of a character.
+    spell: Callable[[int], str]  # a token's text, for log probabilities
+    # The bytes of a token that is part of a character, otherwise None.
     part: Callable[[int], bytes | None] = lambda token: None
-    decode: Callable[[list[int]], str] = lambda token_ids: ""  # the text of a segment's tokens
-    decode_word: Callable[[list[int]], str] = lambda token_ids: ""  # a word's, with all its spaces
+    decode: Callable[[list[int]], str] = lambda token_ids: ""  # text of a segment's tokens
+    decode_word: Callable[[list[int]], str] = lambda token_ids: ""  # text of a word, spaces kept
 
 
 class Generated:
-    """The n texts of one request, as far as they are not sent yet.
+    """The parts of a request's n texts that have not been sent yet.
 
-    Streamed: a response has what was added to each text since the last one. Else there is one.
+    With streaming a response has what was added to each text since the last response. Otherwise
+    there is one response.
     """
 
     def __init__(self, request: GenerateRequest, num_input_tokens: int, words: Words) -> None:
@@ -49,18 +50,18 @@ class Generated:
         self._texts = [request.prefix] * count
         self._tokens = [0] * count
         self._logprobs: list[list[dict[int, dict[str, Any]]]] = [[] for _ in range(count)]
-        self._prompt_logprobs = "null"  # once sent, as before
+        self._prompt_logprobs = "null"  # before and after they are sent
         self._reasons: list[str | None] = [None] * count
         self._cumulative = [0.0] * count
         self._scores: dict[int, float] = {}  # scores of the texts that beam search has found
         self._alignments = ["null"] * count  # each is sent with the last piece of its text
-        # With the piece of a text that completes them; None where it completes none.
+        # The segments that the new piece of each text completes; None where it completes none.
         self._segments: list[list[dict[str, Any]] | None] = [None] * count
         self._language = ""
         self._duration = request.duration if isinstance(request, TranscribeRequest) else 0.0
-        self._pending: set[int] = set()  # texts of which there is something to send
+        self._pending: set[int] = set()  # texts with something to send
         self._open = set(range(count))
-        self.ready = False  # there is a response to send
+        self.ready = False  # whether there is a response to send
         self._makes: list[tuple[str, _Make]] = _makes(request.returned)
 
     @property
@@ -68,9 +69,8 @@ class Generated:
         return not self._open
 
     def add(self, delta: Delta) -> None:
-        """Takes note of what a step added to one text. Streamed, a response is ready once every
-        open text has its share, or one goes on without the others (which may have lost their
-        pages)."""
+        """Adds the output of a step to one text. With streaming a response is ready once every open
+        text has new output, or one text gets output twice (the others may have been preempted)."""
         index = delta.index
         again = index in self._pending
         self._pending.add(index)
@@ -97,7 +97,7 @@ class Generated:
         self.ready = self.ended or (self._request.stream and (self.ready or together))
 
     def take(self) -> Outputs:
-        """The outputs of a response, with all that was added since the last."""
+        """Returns the outputs of a response, with everything added since the last one."""
         made: Outputs = {}
         for name, make in self._makes:
             if (array := make(self)) is not None:
@@ -112,8 +112,8 @@ class Generated:
         return made
 
     def _sequences_scores(self) -> NDArray[Any] | None:
-        """The scores of the texts that beam search has found, float32 [n]; None before the end of a
-        search, and without one."""
+        """Returns the scores of the texts that beam search has found, float32 [n], or None before
+        the end of a search and without one."""
         if len(self._scores) < len(self._texts):
             return None
         scores = [self._scores[index] for index in range(len(self._texts))]
@@ -146,8 +146,8 @@ class Generated:
         return f"[{', '.join(map(json.dumps, entries))}]"
 
     def _alternatives(self, token: int, delta: Delta) -> dict[int, dict[str, Any]]:
-        """What is told of the chosen token and of the likeliest ones that were asked for, by token
-        id."""
+        """Returns the log probabilities of the chosen token and of the requested number of
+        likeliest tokens, by token id."""
         found = {token: self._one(token, delta.logprob, delta.rank)}
         for rank, (other, logprob) in enumerate(delta.top_logprobs, 1):
             found[other] = self._one(other, logprob, rank)
@@ -182,7 +182,7 @@ def _strings(texts: list[str]) -> NDArray[Any]:
     return array
 
 
-# What most responses say again is the same array, which their senders have packed already.
+# Values that repeat in most responses are cached as one array, which senders pack only once.
 @lru_cache
 def _counts(counts: tuple[int, ...]) -> NDArray[np.uint32]:
     return np.array(counts, np.uint32)
@@ -194,10 +194,11 @@ def _reasons(reasons: tuple[str | None, ...]) -> NDArray[Any]:
 
 
 _Make = Callable[[Generated], NDArray[Any] | None]
-# How each output is made of what was added since the last response; None: it is not in this one.
+# Output -> function that makes it from what was added since the last response. The function returns
+# None where the response does not have the output.
 _OUTPUTS: dict[str, _Make] = {
     "text_output": lambda its: _strings(its._texts),
-    # For a text that goes on: Python's None, as vllm_backend sends it.
+    # "None" for a text that has not ended, as in vllm_backend.
     "finish_reason": lambda its: _reasons(tuple(its._reasons)),
     "cumulative_logprob": lambda its: np.array(its._cumulative, np.float32),
     "sequences_scores": lambda its: its._sequences_scores(),
@@ -215,5 +216,6 @@ _OUTPUTS: dict[str, _Make] = {
 
 @lru_cache
 def _makes(returned: frozenset[str]) -> list[tuple[str, _Make]]:
-    """How the outputs of a request are made that wants those `returned` beside its text."""
+    """Returns the functions that make the outputs of a request: `text_output` and those in
+    `returned`."""
     return [(name, make) for name, make in _OUTPUTS.items() if name in {"text_output"} | returned]

@@ -1,7 +1,7 @@
-"""How a request for generated text is read, and what its client gets.
+"""Reads requests for generated text and makes the responses of their clients.
 
-The server's thread reads and submits a request; threads of their own those with long texts, and
-those with messages and with sound, which worker processes render and decode.
+The server's thread reads and submits a request. Other threads do so for requests with long texts,
+and for those with messages or audio, which worker processes render and decode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from fusewire.text_workers.workers import TextWorkers
 
 
 def load(folder: Path, settings: GenerationSettings, device: str) -> GenerationEngine:
-    """The engine of a folder; ConfigurationError also where the device has no room for it."""
+    """Returns the engine of a folder. Raises ConfigurationError also where the device has not
+    enough memory."""
     try:
         engine = GenerationEngine(folder, settings, device)
         engine.measure_costs()
@@ -47,7 +48,7 @@ def load(folder: Path, settings: GenerationSettings, device: str) -> GenerationE
 
 
 class Generating:
-    """Reads requests and submits them to a generation engine, until closed."""
+    """Reads requests and submits them to a generation engine, until it is closed."""
 
     def __init__(self, engine: GenerationEngine, metrics: GenerationMetrics) -> None:
         self._engine = engine
@@ -71,16 +72,16 @@ class Generating:
         )
 
     def begin(self, incoming: Incoming, response: Response) -> None:
-        """See Begin."""
+        """See Begin.begin."""
         arrived = time.monotonic()
         request = incoming.read()
-        # Also for one that is refused while it waits.
+        # Set now, so that a request that is refused while it waits is counted correctly.
         response.tenant, response.probe = request.tenant, request.probe
         deadline, long = incoming.deadline, request.characters > LONG_CHARACTERS
         if self._hearing is None and not long and MESSAGES not in request.inputs:
             self._begin(request, deadline, response, arrived)
             return
-        # The server takes its tensors back; texts were copied as they were decoded.
+        # The server reuses the memory of its tensors; texts were copied when they were decoded.
         inputs = {name: array.copy() for name, array in request.inputs.items()}
         later = replace(request, inputs=inputs)
 
@@ -144,7 +145,7 @@ class Generating:
 
 
 class Texts:
-    """The Content of a response: the n texts of a request."""
+    """The content of a response: the n texts of a request."""
 
     def __init__(
         self,
@@ -153,8 +154,8 @@ class Texts:
         metrics: GenerationMetrics | None,
         arrived: float,
     ) -> None:
-        """`words`: those of the model. `metrics`: None where the request is counted in none.
-        `arrived`: by time.monotonic()."""
+        """`words`: those of the model. `metrics`: None for a request that is not counted.
+        `arrived`: a time of time.monotonic."""
         self._request = request
         self._words = words
         self._metrics = metrics
@@ -188,8 +189,8 @@ class Texts:
     def take(self) -> Answer:
         if self._failed is not None:
             return self._failed
-        # What comes while this is sent is one event. Each token's own would be more work for
-        # Python than a step, where many streams have short ones.
+        # Asks for everything that comes while this is sent as one event. One event per token would
+        # take Python longer than a short step with many streams.
         self._ask()
         return self._generated.take()
 
@@ -198,7 +199,7 @@ class Texts:
         if metrics is None:
             return
         if self._request.parameters.searches and self._last:
-            return  # several at once, or none for a while: no time between tokens
+            return  # tokens of a search become final in groups
         last = self._last.get(delta.index)
         if last is None:
             last = now if delta.first_at is None else delta.first_at

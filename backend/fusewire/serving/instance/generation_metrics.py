@@ -1,4 +1,4 @@
-"""The metrics of a generating instance on Triton's metrics page."""
+"""The metrics of a generation instance on Triton's metrics page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusewire.serving.instance.series import (
 
 
 class GenerationMetrics(ModelSeries):
-    """The series of one instance."""
+    """The time series of one instance."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class GenerationMetrics(ModelSeries):
             metric.increment(0)
         for metric in self._gauges.values():
             metric.set(0)
-        # Times to first tokens, between tokens, in the queue.
+        # Times to the first token, between tokens, and in the queue.
         self._firsts, self._times, self._waits = Sample(), Sample(), Sample()
         self._thread.start()
 

@@ -1,5 +1,5 @@
-"""The queues of requests with sound: long sound has threads of its own, so that short sound always
-finds one that is free or soon will be."""
+"""The queues of requests with audio. Long audio has its own threads, so that short audio never
+waits for it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from collections.abc import Callable
 from fusewire.audio import LogMel, LongerSound, ReadsSound, SoundProcesses
 from fusewire.text.work_queue import WorkQueue
 
-# Reading this much takes some 0.2 s, and an hour sixty times as long.
+# Reading this much audio takes some 0.2 s. An hour takes sixty times as long.
 SHORT_SECONDS = 60
-# Each has a process.
+# Each thread has a process.
 _SHORT_THREADS = 4
 _LONG_THREADS = 2
-# How long to wait for what is being read, once its processes were killed.
+# Time limit for requests that are being read, after their processes are killed.
 _KILLED_S = 1.0
 
 
 class Hearing:
-    """Reads the sound of one model's requests in processes, until closed."""
+    """Reads the audio of one model's requests in processes, until it is closed."""
 
     def __init__(self, log_mel: LogMel, most_seconds: int, most_waiting: int) -> None:
-        """`most_seconds`: the longest sound that is read. `most_waiting`: requests that may wait
-        with sound not yet known to be long, and as many with long sound."""
+        """`most_seconds`: the longest audio that is read. `most_waiting`: the maximum number of
+        waiting requests with audio that is not yet known to be long, and of those with long
+        audio."""
         short = min(SHORT_SECONDS, most_seconds)
         self._short = SoundProcesses(log_mel, most_seconds, short)
         self._long = SoundProcesses(log_mel, most_seconds, most_seconds)
-        self._arrived = WorkQueue("queue: got sound", most_waiting, threads=_SHORT_THREADS)
-        self._found_long = WorkQueue("queue: got long sound", most_waiting, threads=_LONG_THREADS)
+        self._arrived = WorkQueue("queue: got audio", most_waiting, threads=_SHORT_THREADS)
+        self._found_long = WorkQueue("queue: got long audio", most_waiting, threads=_LONG_THREADS)
 
     def take(self, begin: Callable[[ReadsSound], None], fail: Callable[[Exception], None]) -> None:
-        """Queues a request; QueueFull. `begin`: reads and submits it, and is called again where its
-        sound is long. `fail`: gets its error."""
+        """Queues a request. Raises QueueFull. `begin` reads and submits it, and is called again
+        where its audio is long. `fail` is called with its error."""
 
         def with_short() -> None:
             try:
@@ -42,7 +43,7 @@ class Hearing:
         self._arrived.take(with_short, fail)
 
     def close(self) -> None:
-        """Waits a while for what is queued; what is left then is Unavailable."""
+        """Waits for the queued requests for a limited time. The remaining ones get Unavailable."""
         queues, readers = (self._arrived, self._found_long), (self._short, self._long)
         for queue in queues:
             queue.close()

@@ -1,4 +1,4 @@
-"""The metrics of an encoder's instance on Triton's metrics page."""
+"""The metrics of an encoder instance on Triton's metrics page."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
 
 
 class Waiting(Protocol):
-    """An engine that knows what waits for it."""
+    """An engine that reports its waiting work."""
 
     @property
     def backlog_s(self) -> float: ...
     def refused_in_front(self) -> Mapping[str, int]:
-        """Numbers of requests that never came here, since the last call, by tenant."""
+        """Returns, by tenant, how many requests the server has refused before this engine since the
+        last call."""
 
 
 class ServingMetrics(ModelSeries):
-    """The series of one instance."""
+    """The time series of one instance."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class ServingMetrics(ModelSeries):
         tenants: Collection[str] = (),
     ) -> None:
         super().__init__(family, model, task, reloads, device, instance, tenants)
-        self._counted = {  # by the field of Counts
+        self._counted = {  # field of Counts -> counter
             field: self._counter(name, words) for field, (name, words) in (REPLAYS | _COSTS).items()
         }
         self._batches: deque[Counts] = deque()
@@ -78,11 +79,11 @@ class ServingMetrics(ModelSeries):
         self._engine = engine
 
     def record(self, counts: Counts) -> None:
-        """Takes note of what was computed; returns at once."""
-        self._batches.append(counts)  # sent with the outcomes, or with the next look
+        """Records what was computed. Returns at once."""
+        self._batches.append(counts)  # sent with the outcomes, or with the next poll
 
     def _count(self, outcomes: Outcomes) -> None:
-        self._count_batches()  # who sees a request counted sees what was computed for it
+        self._count_batches()  # before the requests for which they were computed
         super()._count(outcomes)
 
     def _look(self) -> None:

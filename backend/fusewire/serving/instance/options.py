@@ -1,9 +1,9 @@
-"""What a request says of itself, beside the parameters of its model: for how long its answer is of
-use, how urgent it is, on whose behalf, and whether it is a probe of the watchdog's.
+"""The options of a request beside the parameters of its model: the time within which its answer is
+useful, its priority, its tenant, and whether it is a probe of the watchdog.
 
-Triton reads `timeout` and `priority` of KServe's requests itself: the former it passes on
-(`InferenceRequest.timeout`), the latter never reaches a model, so that it has another name here.
-From its `generate` endpoint both arrive as parameters like any other.
+Triton reads `timeout` and `priority` of KServe requests itself. It passes the former on
+(`InferenceRequest.timeout`); the latter never reaches a model, so that it has another name here.
+From Triton's `generate` endpoint both arrive as ordinary parameters.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Options(NamedTuple):
     timeout_s: float | None = None
     priority: int = 0  # lower numbers run first, as in vLLM and Triton
     tenant: str = ""
-    probe: bool = False  # no request of a client, and counted as none
+    probe: bool = False  # not a client's request, and not counted
 
 
 def take_options(parameters: dict[str, Any]) -> Options:
-    """Takes the options out of a request's parameters; InvalidInput."""
+    """Removes the options from a request's parameters and returns them. Raises InvalidInput."""
     if not parameters:
         return Options()
     timeout_us = _whole(parameters, "timeout", 0, _MOST_TIMEOUT_US, "microseconds")

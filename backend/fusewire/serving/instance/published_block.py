@@ -1,7 +1,8 @@
-"""Where the server's front finds an instance's admission block: a file of shared memory.
+"""Publishes an instance's admission block in a file of shared memory, where the server's front
+finds it.
 
-The supervisor says how its path begins, and removes what is left there. A new process of the same
-instance takes the file's place.
+The supervisor defines the prefix of its path, and removes files that are left over. A new process
+of the same instance replaces the file.
 """
 
 from __future__ import annotations
@@ -41,24 +42,25 @@ PREFIX = "FUSEWIRE_ADMISSION_BLOCKS"  # the environment variable
 
 
 class PublishedBlock:
-    """The block of an instance of a model, until closed. Until there is one, and where there is
-    none, its file is empty: so the front knows that the model has a version of which it knows
-    nothing, which may be the latest."""
+    """The block of an instance of a model, until it is closed. Before there is a block, and without
+    one, its file is empty. Then the front knows that the model has a version that it has no block
+    for, which may be the latest."""
 
     def __init__(self, model: str, version: int, instance: str, instances: int) -> None:
-        """Called before the version is served. `instances`: how many the model has."""
+        """Must be called before the version is served. `instances`: the number of instances of the
+        model."""
         self._file = -1
         self._about = model, version, instances
         prefix = os.environ.get(PREFIX, "")
-        # A sequence lock in Python needs stores that are seen in their order.
+        # A sequence lock in Python needs stores that become visible in program order.
         if not prefix or platform.machine() != "x86_64" or len(model.encode()) > MOST_NAME_BYTES:
             return
-        # The front takes files whose names begin alike for those of one model.
+        # The front treats files with a common prefix as those of one model.
         self._path = Path(f"{prefix}{_hash(model)}{_hash(f'{instance} {version}')}")
         self._put(0)
 
     def of(self, engine: EncoderEngine, max_batch_size: int) -> AdmissionBlock | None:
-        """The block, for requests to this engine; None: nothing is refused in front."""
+        """Returns the block for requests to this engine. None: the front refuses nothing."""
         rules, height, width = engine.input_rules, *engine.image_size
         if self._file < 0 or not self._put(BYTES):
             return None
@@ -72,7 +74,7 @@ class PublishedBlock:
         return AdmissionBlock(self._memory(BYTES), *self._about, limits)
 
     def of_generation(self, engine: GenerationEngine) -> GenerationBlock | None:
-        """As `of`. None also where requests ask for several sequences unless they say otherwise."""
+        """As `of`. None also where requests produce several sequences by default."""
         defaults, of_model = engine.parameters(), engine.limits
         several = defaults.searches or defaults.sequences > 1
         if self._file < 0 or several or not self._put(GENERATION_BYTES):
@@ -91,20 +93,20 @@ class PublishedBlock:
         return memoryview(mmap.mmap(self._file, size))
 
     def _put(self, size: int) -> bool:
-        """Puts a file of `size` bytes in the place of what is there; returns False where it cannot,
-        as without room."""
+        """Replaces the file by one of `size` bytes. Returns False where that is not possible, such
+        as without free space."""
         unseen, file = self._path.with_name(f"{self._path.name}.new"), -1
         try:
             unseen.unlink(missing_ok=True)
             file = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             if size:
-                os.posix_fallocate(file, 0, size)  # or a write would end the process
+                os.posix_fallocate(file, 0, size)  # without space a write would raise SIGBUS
             unseen.rename(self._path)
         except OSError as error:
             _log.warning("%s: no block for early refusals: %s", self._about[0], error.strerror)
             if file >= 0:
                 os.close(file)
-            with suppress(OSError):  # another user's
+            with suppress(OSError):  # it may belong to another user
                 unseen.unlink(missing_ok=True)
             return False
         self._give_back()
@@ -112,7 +114,7 @@ class PublishedBlock:
         return True
 
     def close(self) -> None:
-        """Removes the file, unless another process has taken its place."""
+        """Removes the file, unless another process has replaced it."""
         if self._file < 0:
             return
         try:

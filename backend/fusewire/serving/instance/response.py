@@ -1,4 +1,4 @@
-"""One request, between the events of an engine and its client."""
+"""Connects one request's events from an engine to its client."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fusewire.serving.instance.series import End
 
 
 class Sender(Protocol):
-    """The way back to a client. Nothing may be called after a final `send`."""
+    """Sends responses to a client. No method may be called after a final `send`."""
 
     def send(self, answer: Answer, final: bool) -> None: ...
     def cancelled(self) -> bool: ...
 
 
 class Incoming(Protocol):
-    """A request as the server hands it over."""
+    """A request as the server passes it."""
 
-    deadline: float | None  # by time.monotonic(); known once it was read
+    deadline: float | None  # a time of time.monotonic; known after `read`
 
     def read(self) -> Request:
-        """Its tensors and parameters; FusewireError."""
+        """Returns its tensors and parameters. Raises FusewireError."""
 
     def cancelled(self) -> bool:
-        """Whether the server has cancelled it; asked only until the server has its answer or
-        `sender` was called."""
+        """Whether the server has cancelled it. Called only before the server has its answer and
+        before `sender` is called."""
 
     def sender(self) -> Sender:
-        """The sender of a request that is answered after the server's call has returned."""
+        """Returns the sender of a request that is answered after the server's call has returned."""
 
 
 class Content(Protocol):
-    """What a client gets, made of an engine's events."""
+    """What a client gets, made from an engine's events."""
 
     @property
     def ready(self) -> bool:
@@ -46,16 +46,16 @@ class Content(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes after what there is to send."""
+        """Whether nothing follows what there is to send."""
 
     def begun(self, ticket: Any) -> None: ...
     def add(self, event: Any) -> None: ...
     def take(self) -> Answer:
-        """All that was added since the last call; a FusewireError is the end."""
+        """Returns everything added since the last call. A FusewireError is the last."""
 
 
 class Whole:
-    """The content of one event, which is the answer."""
+    """The content of a single event, which is the answer."""
 
     ready = ended = False
 
@@ -70,7 +70,7 @@ class Whole:
 
 
 class _Over:
-    """The content of a response that has ended: nothing comes any more."""
+    """The content of a response that has ended: always empty."""
 
     ready, ended = False, True
 
@@ -85,11 +85,11 @@ Events = queue.SimpleQueue[tuple["Response | None", Any]]
 
 
 class Response:
-    """Answers one request: at once, or by its sender until it has ended.
+    """Answers one request: at once, or through its sender until it has ended.
 
-    The engine calls `on_event` from its threads; one thread calls `add` and `send` with what is in
-    the queue, another `check_cancelled`, at any time. Responses are not queued: where events come
-    faster than they are sent, a response has what several of them added.
+    The engine's threads add events. One thread calls `add` and `send` with what is in the queue,
+    another one `check_cancelled`, at any time. Responses are not queued: where events come faster
+    than they are sent, a response has what several events added.
     """
 
     def __init__(
@@ -99,51 +99,52 @@ class Response:
         events: Events,
         ended: Callable[[Response, Answer], None],
     ) -> None:
-        """`events`: gets those that come after `later`. `ended`: called once, when nothing more is
-        sent by the sender."""
+        """`events`: the queue of events that come after `later`. `ended`: called once, when the
+        sender sends nothing more."""
         self.content = content
         self._incoming: Incoming | None = incoming
         self._events = events
         self._ended = ended
-        self._is_later = False  # answered by the sender, which is let go with the last answer
+        self._is_later = False  # answered by the sender, which the last answer releases
         self._sender: Sender | None = None
         self._ticket: Ticket | None = None
-        self.tenant = ""  # known once the request was read, as the next
+        self.tenant = ""  # this and `probe` are known after the request is read
         self.probe = False
-        # Whether the server was asked, since the request was submitted, if its client has left, or
-        # need not be asked.
+        # Whether the server has been asked since the request was submitted if its client has left,
+        # or need not be asked.
         self.asked = False
-        self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
-        self._lock = threading.RLock()  # over the content, and which way it goes
+        self._final_lock = threading.Lock()  # guards `_open`: no call of the sender after the last
+        self._lock = threading.RLock()  # guards the content, and how it is sent
         self._open = True
 
     def begin(self, engine: Engine[Any, Any], request: Any, deadline: float | None) -> None:
-        """Submits the request; raises the error that it is refused with."""
-        with self._lock:  # events wait meanwhile
+        """Submits the request. Raises the error with which it is refused."""
+        with self._lock:  # events wait until `begun` was called
             self._ticket = engine.submit(request, deadline, self._on_event)
             self.content.begun(self._ticket)
 
     def end(self, answer: Answer) -> End:
-        """What became of the request, if it has this answer now."""
+        """Returns the outcome of the request if it gets this answer now."""
         deadline = None if self._ticket is None else self._ticket.deadline
         in_time = deadline is None or time.monotonic() <= deadline
         return End(answer, self.tenant, in_time, self.probe)
 
     def later(self) -> None:
-        """Lets the sender answer the request from now on."""
+        """Answers the request through the sender from now on."""
         with self._lock:
             assert self._incoming is not None
             self._sender, self._is_later = self._incoming.sender(), True
-            self._incoming = None  # its tensors are the server's again
+            self._incoming = None  # the server may reuse its tensors' memory
 
     def now_or_later(self) -> Answer | None:
-        """The answer, if there is one; else None, and it is sent later."""
-        if self._is_later:  # for good; and whoever sends already may have the lock for long
+        """Returns the answer if it is complete. Otherwise returns None, and the answer is sent
+        later."""
+        if self._is_later:  # final; a thread that sends may hold the lock for long
             return None
         with self._lock:
             if self.content.ended:
                 self._open = False
-                self._incoming = None  # freed with the request, not by the collector of cycles
+                self._incoming = None  # breaks a reference cycle
                 return self.content.take()
             self.later()
             return None
@@ -157,7 +158,7 @@ class Response:
                 self.content.add(error)
 
     def add(self, event: Any) -> bool:
-        """Takes an event of the engine; returns whether there is something to send."""
+        """Adds an event of the engine. Returns whether there is something to send."""
         with self._lock:
             try:
                 self.content.add(event)
@@ -168,7 +169,7 @@ class Response:
             return self._open and self.content.ready
 
     def send(self) -> None:
-        """Sends what was added since the last call."""
+        """Sends everything added since the last call."""
         with self._lock:
             if not self._open:
                 return
@@ -191,8 +192,8 @@ class Response:
             return self._open and self._sender is not None and self._sender.cancelled()
 
     def check_cancelled(self) -> None:
-        """Cancels the request if its client has left. Also while a response is sent, as one nearly
-        always is where tokens are streamed; not the final one."""
+        """Cancels the request if its client has left. Also while a response is being sent, as is
+        nearly always the case with streaming, but not while the final one is."""
         self.asked = False
         if self._final_lock.acquire(blocking=False):
             try:
@@ -210,20 +211,21 @@ class Response:
                 if not self._is_later:
                     self.content.add(event)
                     return
-        self._events.put((self, event))  # not behind `_lock`: a slow client holds it
+        self._events.put((self, event))  # without `_lock`, which a slow client holds
 
     def _end(self, answer: Answer) -> None:
         """Sends the final response."""
         try:
             with self._final_lock:
                 self._open = False
-                sender, self._sender = self._sender, None  # the server waits for it to end a model
+                sender, self._sender = self._sender, None  # must be freed to unload a model
                 assert sender is not None
                 sender.send(answer, True)
         finally:
             self._ended(self, answer)
-            # What the engine knows of the request knows this response. Without that cycle all of it
-            # is freed now, and the collector, which stops every thread, has next to nothing to do.
+            # Breaks the reference cycle between the engine's record of the request and this
+            # response, so that all of it is freed now. The garbage collector, which stops every
+            # thread, then has almost nothing to do.
             self._ticket, self.content = None, _OVER
 
     def _give_up(self) -> None:

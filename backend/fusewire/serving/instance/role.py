@@ -1,9 +1,9 @@
-"""One instance of a model: requests in, responses out, whichever engine answers them.
+"""One instance of a model: requests in, responses out, for any type of engine.
 
-The server's thread reads and submits requests, and returns the answers that are there by then. The
-others are sent as they come: the engine puts the events of all requests into one queue; one thread
-empties it and sends; one looks, a hundred times a second, whether requests were cancelled, and asks
-which: Triton has no callback for it.
+The server's thread reads and submits requests, and returns the answers that are complete by then.
+The others are sent as they come. The engine puts the events of all requests into one queue, and one
+thread takes them and sends. Another thread checks a hundred times per second whether requests were
+cancelled, and then asks which ones: Triton has no callback for cancellation.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ from fusewire.serving.instance.series import ModelSeries
 
 _log = logging.getLogger(__name__)
 
-# Between looks at the number of requests that the server has cancelled. Where there are more, or
-# the number is not known, it is asked for each request, which is a message; where that takes
-# longer, the next look is as long after it.
+# Interval between reads of the server's number of cancelled requests. Where it has grown, or is not
+# known, the server is asked about each request, which is a message. Where that takes longer than
+# the interval, the next read follows after as long a time.
 _POLL_S = 0.01
-# It is asked at least as often, for what is not in the number: an ensemble cancels its own steps.
+# The server is asked at least this often, as the number misses cancellations by an ensemble of its
+# own steps.
 _ASK_S = 1.0
-# What comes has not waited in the server for longer: instances take what is there at once.
+# Upper bound of the time that a request waits in the server: instances take waiting requests at
+# once.
 _QUEUED_S = 10.0
-# How long to wait for requests still in flight when the model is unloaded; the server has waited
-# for them as well.
+# Time limit for requests in flight when the model is unloaded. The server has waited for them
+# before.
 _DRAIN_S = 5.0
-# How long to wait for a response that is being sent then.
+# Time limit for a response that is being sent when the model is unloaded.
 _SEND_S = 5.0
 
 
 class Begin(Protocol):
-    """How requests become an engine's, where there is more to it than submitting them."""
+    """Converts requests to those of an engine, where more is needed than submitting them."""
 
     def begin(self, incoming: Incoming, response: Response) -> None:
-        """Reads a request and submits it, perhaps later; raises the error it is refused with."""
+        """Reads a request and submits it, possibly later. Raises the error with which it is
+        refused."""
 
     def close(self) -> None: ...
 
 
 class Role:
-    """Answers requests by an engine, until closed."""
+    """Answers requests with an engine, until it is closed."""
 
     def __init__(
         self,
@@ -58,19 +61,20 @@ class Role:
         cancelled: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`begin`: for a model whose responses are all sent later (Triton's decoupled models).
-        `cancelled`: how many requests the server has cancelled so far, also of others."""
+        `cancelled`: returns how many requests the server has cancelled so far, including those of
+        other models."""
         self.engine = engine
         self._cancelled = cancelled
-        self._known = cancelled()  # the number as it was seen last, and when it had changed
+        self._known = cancelled()  # last number that was read; `_left_at`: when it changed
         self._left_at = -_QUEUED_S
         self._metrics = metrics
         self._metrics.watch(engine.progress)
         self._begins = begin
         self._in_flight: set[Response] = set()
         self._lock = threading.Lock()
-        self._some = threading.Event()  # something is sent later, or the end
+        self._some = threading.Event()  # set when a request is in flight, and at the end
         self._closed = threading.Event()
-        self._events: Events = queue.SimpleQueue()  # events of responses; None at the end
+        self._events: Events = queue.SimpleQueue()  # (response, event); (None, None) at the end
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._poll, "cancel"), (self._send, "send"))
@@ -79,8 +83,8 @@ class Role:
             thread.start()
 
     def execute(self, requests: Sequence[Incoming]) -> list[Answer | None]:
-        """The answers in the order of `requests`; None in the place of those sent later. Never
-        raises for a request."""
+        """Returns the answers in the order of `requests`, None for those that are sent later. Never
+        raises because of a request."""
         with self.engine.together():
             responses = [self._begin(incoming) for incoming in requests]
         answers = [response.now_or_later() for response in responses]
@@ -97,7 +101,7 @@ class Role:
         return answers
 
     def close(self) -> None:
-        """Waits a while for requests in flight, and ends the rest."""
+        """Waits for requests in flight for a limited time, and ends the rest."""
         if self._begins is not None:
             self._begins.close()
         self.engine.close(_DRAIN_S)
@@ -117,7 +121,7 @@ class Role:
         try:
             if self._begins is not None:
                 response.later()
-                response.asked = not self._some_left()  # who leaves from here on is counted
+                response.asked = not self._some_left()  # later cancellations are counted
                 self._begins.begin(incoming, response)
                 self._wake_poll()
             elif self._some_left() and incoming.cancelled():
@@ -131,13 +135,13 @@ class Role:
         return response
 
     def _wake_poll(self) -> None:
-        """Wakes the thread that polls, for a request in flight: the event is cleared only where
-        there is none."""
-        if not self._some.is_set():  # a look is far cheaper than setting it again
+        """Wakes the polling thread, for a request in flight. The event is cleared only when there
+        is none."""
+        if not self._some.is_set():  # reading is far cheaper than setting it again
             self._some.set()
 
     def _some_left(self) -> bool:
-        """Whether a request that comes now may have been cancelled while it was in the server."""
+        """Whether a request that arrives now may have been cancelled while it was in the server."""
         count, now = self._cancelled(), time.monotonic()
         if count is None:
             return True
@@ -154,7 +158,7 @@ class Role:
             self._in_flight.difference_update(responses)
 
     def _send(self) -> None:
-        """Takes all events, sends one response, and again."""
+        """Takes all events and sends one response, repeatedly."""
         ready: dict[Response, None] = {}  # responses with something to send, in order
         ending = False
         while ready or not ending:
@@ -181,7 +185,7 @@ class Role:
         known = self._known
         while not self._closed.wait(max(_POLL_S, took)):
             began = time.monotonic()
-            count = self._cancelled()  # who is cancelled after this changes it
+            count = self._cancelled()  # read before the requests are checked
             every = count is None or count != known or began - asked_at >= _ASK_S
             if every:
                 known, asked_at = count, began
@@ -190,8 +194,8 @@ class Role:
             self._some.wait()
 
     def _check(self, every: bool) -> None:
-        """Cancels requests whose clients have left, of those in flight: of `every` one, or of those
-        that the server was not asked about."""
+        """Cancels the requests in flight whose clients have left. Checks `every` request, or only
+        those about which the server has not been asked."""
         with self._lock:
             asked = [response for response in self._in_flight if every or not response.asked]
             if not self._in_flight:

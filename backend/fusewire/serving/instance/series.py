@@ -1,8 +1,8 @@
-"""The series that every model instance has on Triton's metrics page.
+"""The time series that every model instance has on Triton's metrics page.
 
-Every instance of a model feeds the same series. Updates cost a message to the server each, so they
-are gathered, and sent by a thread of their own, after the answers. The progress of the engine is
-polled, also while it computes: the watchdog looks at it.
+All instances of a model update the same series. Each update is a message to the server, so updates
+are collected, and sent by a separate thread after the answers. The progress of the engine is
+polled, also while it computes, as the watchdog reads it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from fusewire.errors import Cancelled, FusewireError, InvalidInput, Overloaded, 
 
 SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
 
-# Between polls of the engine. Each number that changed is a message to the server.
+# Interval between polls of the engine. Each changed value is a message to the server.
 _POLL_S = 0.25
-# How long answers are gathered, which are then counted with one message for all.
+# Time in which answers are collected, which are then counted with one message.
 _GATHER_S = 0.02
 
-# Series and families, as long as the process lives, and past its last destructor. Triton takes a
-# series away with the first of its holders, and crashes where another then writes to it: a second
-# instance of the model, or the process that came after this one (server issue 8663).
+# Keeps series and families alive as long as the process, beyond its last destructor. Triton removes
+# a series with the first of its owners, and crashes when another one then writes to it: a second
+# instance of the model, or the process that replaced this one (server issue 8663).
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
-# One family for encoders and generation.
+# The same family for encoders and generation.
 QUEUE_SECONDS = (
     "queue_seconds",
     "From a request's arrival to its first row computed, of one that generates from when it is "
     "taken to its first step; a random sample under load",
     SECONDS_BUCKETS,
 )
-# Counters of recorded work, by the fields of either engine's counts.
+# Counters of captured graphs, by the field of both engines' counts.
 REPLAYS = {
     "padding_tokens": ("padding_tokens_total", "Padding tokens computed"),
     "graph_hits": ("graph_hits_total", "Batches that replayed a CUDA graph"),
@@ -49,8 +49,8 @@ REPLAYS = {
         "Batches small enough for a CUDA graph, but without one",
     ),
 }
-# Most times of requests or tokens that are sent with a look: there may be thousands a second, and a
-# random share has the same quantiles.
+# Maximum number of times of requests or tokens that are sent with a poll. There may be thousands
+# per second, and a random sample has the same quantiles.
 _MOST_TIMES = 32
 Outcomes = Counter[tuple[str, ...]]  # (counter, the values of its labels) -> requests
 _OUTCOMES = {
@@ -68,8 +68,8 @@ _NO_TENANT, _OTHER_TENANTS = "none", "other"
 
 
 class End(NamedTuple):
-    """What became of a request: outputs or an error, and whether that was within its deadline,
-    if it had one. `tenant`: "" for one that named none. `probe`: it is not counted."""
+    """The outcome of a request: outputs or an error, and whether it met its deadline, if it had
+    one. `tenant`: "" without a tenant. `probe`: not counted."""
 
     answer: object
     tenant: str = ""
@@ -78,8 +78,9 @@ class End(NamedTuple):
 
 
 class Sample:
-    """Times since the last look, or a random share of them: a reservoir (Vitter, 1985, algorithm
-    R), where each has the same chance to be sent. One thread adds at a time."""
+    """Times since the last update, or a random sample of them: a reservoir (Vitter, 1985, algorithm
+    R), in which each time has the same probability to be sent. Only one thread may add at a
+    time."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
@@ -101,7 +102,8 @@ class Sample:
 
 
 class ModelSeries:
-    """Requests by outcome, progress, memory, reloads; a subclass adds what its engine counts."""
+    """Requests by outcome, progress, memory and reloads. Subclasses add the series of their
+    engine."""
 
     def __init__(
         self,
@@ -113,8 +115,8 @@ class ModelSeries:
         instance: str = "",
         tenants: Collection[str] = (),
     ) -> None:
-        """`family`: Triton's MetricFamily class. `device`: where the instance computes.
-        `instance`: its name, for what cannot be added up over instances. `tenants`: those that are
+        """`family`: Triton's MetricFamily class. `device`: where the instance computes. `instance`:
+        its name, for series that cannot be added up over instances. `tenants`: those that are
         classes of their own."""
         self._family = family
         self._tenants = tenants
@@ -123,8 +125,8 @@ class ModelSeries:
         self._memory = kernels.default_allocator(device)
         self._updates: queue.SimpleQueue[Outcomes | None] = queue.SimpleQueue()  # None: the end
         self._families: dict[str, Any] = {}
-        self._levels: list[Any] = []  # the gauges that are set to 0 at the end
-        # Instances on several devices must not overwrite each other's.
+        self._levels: list[Any] = []  # gauges that are set to 0 at the end
+        # With a label, so that instances on several devices do not overwrite each other's values.
         self._reserved = self._gauge(
             "allocator_reserved_bytes", "Bytes taken from the system", device=device
         )
@@ -142,13 +144,13 @@ class ModelSeries:
             family.GAUGE,
             {"instance": instance},
         )
-        self._due.set(0)  # the process before may have been killed at work
+        self._due.set(0)  # the previous process may have been killed while it computed
         self._due_sent: float | None = None
         self._outcomes: dict[tuple[str, ...], Any] = {}
         self._thread = threading.Thread(target=self._send, daemon=True)
 
     def describe(self, precision: str) -> None:
-        """Reports what the instance computes in and stores weights in, as `Placement.described`."""
+        """Reports the dtypes of computation and of weights, as `Placement.described`."""
         labels = {"device": self._device, "precision": precision}
         self._gauge("model_info", "What instances compute in; always 1", **labels).set(1)
 
@@ -157,11 +159,11 @@ class ModelSeries:
         self._progress = progress
 
     def ended(self, ends: Iterable[End]) -> None:
-        """Counts requests that have their last answers; returns at once."""
+        """Counts requests that have their last answers. Returns at once."""
         self._updates.put(outcomes_of(ends, self._tenants))
 
     def close(self) -> None:
-        """Sends what is waiting; the instance holds nothing afterwards."""
+        """Sends the waiting updates, and sets all gauges to 0."""
         self._updates.put(None)
         self._thread.join(timeout=5)
         for gauge in self._levels:
@@ -228,7 +230,7 @@ class ModelSeries:
         return [first, *(self._updates.get() for _ in range(self._updates.qsize()))]
 
     def _look(self) -> None:
-        """Sends what the engine has done since the last call."""
+        """Sends the engine's progress since the last call."""
         tokens, due = self._progress.tokens, self._progress.due
         if tokens != self._tokens_sent:
             self._tokens.increment(tokens - self._tokens_sent)
@@ -239,7 +241,7 @@ class ModelSeries:
 
 
 def outcomes_of(ends: Iterable[End], tenants: Collection[str] = ()) -> Outcomes:
-    """What is counted of requests. `tenants`: those that are classes of their own."""
+    """Returns the counts of requests by outcome. `tenants`: those that are classes of their own."""
     found: Outcomes = Counter()
     for answer, tenant, in_time, probe in ends:
         if probe:
@@ -258,8 +260,8 @@ def outcomes_of(ends: Iterable[End], tenants: Collection[str] = ()) -> Outcomes:
 
 
 def rejections(refused: Mapping[str, int], tenants: Collection[str] = ()) -> Outcomes:
-    """What is counted of requests that were refused for lack of time. `refused`: how many of each
-    tenant."""
+    """Returns the counts of requests that were refused because they could not be answered in time.
+    `refused`: their number by tenant."""
     found: Outcomes = Counter()
     for tenant, requests in refused.items():
         found["requests_total", "rejected"] += requests
@@ -268,13 +270,14 @@ def rejections(refused: Mapping[str, int], tenants: Collection[str] = ()) -> Out
 
 
 def _class_of(tenant: str, tenants: Collection[str]) -> str:
-    """The class that a tenant is counted in: clients choose their names, and series must not
-    multiply."""
+    """Returns the class in which a tenant is counted. Clients choose the names of tenants, and
+    these must not multiply series."""
     return tenant if tenant in tenants else _OTHER_TENANTS if tenant else _NO_TENANT
 
 
 def _reason(error: InvalidInput | Unavailable) -> str:
-    """The field at fault; a parameter's name is the client's own, and series must not multiply."""
+    """Returns the invalid field. Clients choose the names of parameters, and these must not
+    multiply series."""
     if isinstance(error, Unavailable):
         return error.reason
     return error.field if error.field in _KNOWN_FIELDS else "parameter"

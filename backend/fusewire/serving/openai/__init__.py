@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface in front of the models of one server."""
+"""OpenAI's HTTP interface to the models of one server."""

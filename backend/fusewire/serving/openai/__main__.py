@@ -1,6 +1,6 @@
 """The process of the OpenAI endpoint, which the supervisor starts (serving/supervisor/gateway.py).
 
-This module itself imports no package that may be missing, so that the error names it.
+This module itself imports no package that may be missing, so that it can report the missing one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LONGEST_LINE_BYTES = 1 << 26
 
 
 def main() -> None:
-    """Runs until the message `close` and what follows from it, or until stdin ends."""
+    """Runs until the message `close` has been carried out, or until stdin ends."""
     events = Events()
     code = asyncio.run(_run(events))
-    os._exit(code)  # threads at work on a hostile text may never end
+    os._exit(code)  # threads that process a malicious text may never end
 
 
 class Events:
-    """The pipe to the supervisor, which is stdout at the start; what prints goes to stderr."""
+    """The pipe to the supervisor, which is stdout at the start. Prints are redirected to stderr."""
 
     def __init__(self) -> None:
         self._pipe = os.dup(sys.stdout.fileno())
@@ -41,13 +41,14 @@ class Events:
         os.set_blocking(self._pipe, False)
 
     def send(self, event: bytes) -> None:
-        """Never waits: a supervisor that is stopped misses signs of life."""
+        """Sends without waiting. Events are dropped while the supervisor is stopped and the pipe is
+        full."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._pipe, event)
 
 
 async def _run(events: Events) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     messages = asyncio.StreamReader(limit=_LONGEST_LINE_BYTES)
     protocol = asyncio.StreamReaderProtocol(messages)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
@@ -89,14 +90,14 @@ def _listener(configuration: Configuration) -> Listener:
 
 
 async def _live(events: Events) -> None:
-    """Shows that the event loop moves."""
+    """Sends the event `alive` regularly, which shows that the event loop runs."""
     while True:
         events.send(line("alive"))
         await asyncio.sleep(ALIVE_EVERY_S)
 
 
 async def _obey(messages: asyncio.StreamReader, listener: Listener, opened: asyncio.Event) -> None:
-    """Does what the messages say, until it was closed before it opened, or the supervisor ended."""
+    """Carries out messages, until `close` comes before `open`, or the supervisor ends."""
     while read := await messages.readline():
         message = json.loads(read)
         if message["event"] == "open":
@@ -110,7 +111,7 @@ async def _obey(messages: asyncio.StreamReader, listener: Listener, opened: asyn
 
 
 async def _load_left_out(listener: Listener, events: Events) -> None:
-    """Models that could not be loaded are tried again, 1, 2, 4 … 60 s apart."""
+    """Retries to load models that could not be loaded, 1, 2, 4 … 60 s apart."""
     backoff = Backoff()
     while True:
         backoff.begin()

@@ -22,22 +22,22 @@ from fusewire.serving.openai.connections import MOST_HEADER_BYTES
 from fusewire.serving.openai.errors import ApiError, response
 from fusewire.serving.openai.hosts import Hosts
 
-HEALTH = "/health"  # which load balancers ask without a key
+HEALTH = "/health"  # called by load balancers, without a key
 _MOST_KEYS_BYTES = 1 << 16
-_KEY = re.compile(r"[!-~]{1,512}")  # what a header can carry
+_KEY = re.compile(r"[!-~]{1,512}")  # valid in a header
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-_AROUND_HEADER = 4  # bytes: colon, space and the line's end
+_AROUND_HEADER = 4  # bytes: colon, space and line break
 _LONGEST_PATH = 200
 _CLIENT_GONE = 499
 _log = logging.getLogger("fusewire.access")
 
 
 class ApiKeys:
-    """The keys of which a request must send one; only their digests are kept."""
+    """The valid API keys, of which only digests are stored."""
 
     def __init__(self, keys: Sequence[str], source: str) -> None:
-        """ConfigurationError, which never shows a key, where there is none or an invalid
-        one. `source`: where they come from."""
+        """`source`: where the keys come from. Raises ConfigurationError, which never shows a key,
+        where there is none or an invalid one."""
         if not keys or not all(map(_KEY.fullmatch, keys)):
             got = "a key that no header can carry" if keys else "no key"
             raise ConfigurationError(
@@ -48,7 +48,8 @@ class ApiKeys:
 
     @staticmethod
     def of(file: Path | None) -> ApiKeys | None:
-        """The keys of the file, one a line, else that of the environment, else None."""
+        """Returns the keys of the file, one per line, otherwise that of the environment, otherwise
+        None."""
         if file is None:
             key = os.environ.get(API_KEY)
             return None if key is None else ApiKeys([key], API_KEY)
@@ -68,7 +69,8 @@ class ApiKeys:
         return ApiKeys([line.strip() for line in lines if line.strip()], "api-key-file")
 
     def admit(self, authorization: str | None) -> bool:
-        """Whether a header `Authorization` has one of them, in a time that says nothing of them."""
+        """Whether a header `Authorization` has a valid key. The time taken reveals nothing about
+        the keys."""
         scheme, _, key = (authorization or "").partition(" ")
         sent = _digest(key.strip())
         found = [hmac.compare_digest(sent, digest) for digest in self._digests]
@@ -76,8 +78,8 @@ class ApiKeys:
 
 
 class Access:
-    """The app behind the checks of every request: every response has the request's id, and every
-    request a line in the log, whatever becomes of it."""
+    """Wraps the app with the checks of every request. Every response has the id of its request, and
+    every request is logged, whatever its outcome."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys | None, hosts: Hosts, log: bool) -> None:
         self._app = app
@@ -95,7 +97,7 @@ class Access:
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})  # where routes leave what the log says of the answer
+        scope.setdefault("state", {})  # routes put the values for the log here
         began, status = time.perf_counter(), _CLIENT_GONE
 
         async def send_with_id(message: Message) -> None:
@@ -105,7 +107,7 @@ class Access:
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
-        # Routes know GET alone; uvicorn leaves out the body of an answer to HEAD.
+        # Routes support only GET. uvicorn drops the body of a response to HEAD.
         asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             await self._admitted(scope, headers)(asked, receive, send_with_id)
@@ -114,7 +116,7 @@ class Access:
                 self._write(scope, status, time.perf_counter() - began, request_id)
 
     def _admitted(self, scope: Scope, headers: Headers) -> ASGIApp:
-        # uvicorn counts only those that come in several pieces.
+        # uvicorn limits only headers that arrive in several pieces.
         size_bytes = sum(len(name) + len(value) + _AROUND_HEADER for name, value in headers.raw)
         if size_bytes > MOST_HEADER_BYTES:
             message = (
@@ -136,7 +138,8 @@ class Access:
     def _write(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         call = scope["state"].get("call")
         usage = {} if call is None else call.usage
-        # As it was sent, so without line breaks; queries may hold private data.
+        # In its encoded form, which has no line breaks, and without the query, which may have
+        # private data.
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:_LONGEST_PATH]
         fields: dict[str, Any] = {
             "method": scope["method"],

@@ -1,4 +1,4 @@
-"""A generation's answer, whole or as server-sent events, until its client disconnects."""
+"""Answers a generation, as a whole or as server-sent events, until its client disconnects."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from fusewire.serving.openai.in_flight import Call
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-# What a request that generates nothing is answered: the body, and the tokens computed for it.
+# The answer to a request that generates nothing: the body, and the number of computed tokens.
 Computed = tuple[Any, int]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _DONE = "data: [DONE]\n\n"
-_END = "}\n\n"  # of an event
+_END = "}\n\n"  # end of an event
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Form(Protocol):
-    """How an endpoint writes choices."""
+    """The format of an endpoint's choices."""
 
-    prefix: str  # of ids
+    prefix: str  # prefix of ids
     whole_object: str
     streamed_object: str
 
@@ -61,7 +61,8 @@ async def whole(
 async def streamed(
     request: Request, model: str, generation: Generation, form: Form, options: StreamOptions
 ) -> Response:
-    """Answers once the first piece has come, so that an error before it has its own status."""
+    """Returns the response once the first piece has come, so that an earlier error has its own
+    status."""
     call: Call = request.state.call
     head = beginning(model, form.prefix, form.streamed_object)
     events = _events(head, generation, form, options, call)
@@ -70,7 +71,7 @@ async def streamed(
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects."""
+    """Returns the result of `work`, which is cancelled when the client disconnects."""
     task = asyncio.ensure_future(work)
     tasks = task, asyncio.ensure_future(_gone(request))
     try:
@@ -85,7 +86,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _EventStream(StreamingResponse):
-    """Ends the generation when the client disconnects, at any point."""
+    """Cancels the generation when the client disconnects, at any point."""
 
     def __init__(self, first: str, events: AsyncGenerator[str], call: Call) -> None:
         rest = _rest(first, events, call)
@@ -102,7 +103,7 @@ async def _rest(first: str, events: AsyncGenerator[str], call: Call) -> AsyncGen
     try:
         while (event := await call.unless_ended(lambda: anext(events, None))) is not None:
             yield event
-    except Exception as error:  # the status is sent; the last event says what happened
+    except Exception as error:  # the status is already sent, so the last event is the error
         if not isinstance(error, errors.ApiError):
             _log.exception("a stream failed")
         yield _event(errors.of(error).body)
@@ -111,15 +112,15 @@ async def _rest(first: str, events: AsyncGenerator[str], call: Call) -> AsyncGen
 async def _events(
     head: dict[str, Any], generation: Generation, form: Form, options: StreamOptions, call: Call
 ) -> AsyncGenerator[str]:
-    begin, usage = _event(head).removesuffix(_END) + ',"choices":', ""  # of all, written once
+    begin, usage = _event(head).removesuffix(_END) + ',"choices":', ""  # same for all events
     try:
         async with contextlib.aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
-                if options.include_usage:  # OpenAI's chunks have null in all but the last
+                if options.include_usage:  # in OpenAI's API null in all chunks but the last
                     now = generation.usage if options.continuous_usage_stats else None
                     usage = f',"usage":{_json(now)}'
                 yield f"{begin}[{_json(form.streamed(piece))}]{usage}{_END}"
-    finally:  # also of an answer that has not ended, but not of one that did not begin
+    finally:  # also for an incomplete answer, but not for one that did not begin
         if (so_far := generation.usage)["prompt_tokens"]:
             call.usage = so_far
     if options.include_usage:
@@ -128,7 +129,7 @@ async def _events(
 
 
 def beginning(model: str, prefix: str, kind: str) -> dict[str, Any]:
-    """What every answer begins with."""
+    """Returns the first fields of every answer."""
     return {
         "id": f"{prefix}-{secrets.token_hex(16)}",
         "object": kind,

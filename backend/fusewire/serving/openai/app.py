@@ -49,14 +49,14 @@ from fusewire.serving.openai.tokenization import (
 from fusewire.serving.openai.transcriptions import SpeechBody, answer, transcribed, usage
 from fusewire.text.work_queue import MOST_WAITING
 
-# For a call for embeddings or scores that names no `timeout_seconds`: a client that leaves ends it
-# at once, and the model has its own objective (`slo_ms`).
+# Time limit of a call for embeddings or scores without `timeout_seconds`. It may be long: a client
+# that disconnects ends its call at once, and the model has its own objective (`slo_ms`).
 _LONGEST_S = 86400
 _DESCRIPTION = "OpenAI's interface to models on Triton, and the routes of vLLM, Jina and Cohere."
 
 
 class Api:
-    """The routes, and what they share: the models, and the ways to them."""
+    """The routes and their shared state: the models, and the connections to them."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Api:
         endpoint: Endpoint,
         settings: ServerSettings,
     ) -> None:
-        """`names`: of all models of the server. `endpoint`: Triton's. ConfigurationError for API
-        keys that are not valid."""
+        """`names`: those of all models of the server. `endpoint`: that of Triton. Raises
+        ConfigurationError for invalid API keys."""
         self._catalog = Catalog(models)
         self._models = models
         self._names = names
@@ -77,11 +77,11 @@ class Api:
         self._in_flight = InFlight()
 
     def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
-        """Ends requests in flight in an error; see InFlight."""
+        """Ends requests in flight with an error. See InFlight.end."""
         self._in_flight.end(why, model, began_before)
 
     def app(self) -> ASGIApp:
-        # FastAPI's own pages of documentation would load scripts from elsewhere.
+        # FastAPI's own documentation pages would load scripts from other hosts.
         app = FastAPI(
             title="fusewire",
             version=__version__,
@@ -116,12 +116,13 @@ class Api:
     @contextlib.asynccontextmanager
     async def _connected(self, app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         address = f"{self._endpoint.reachable}:{self._endpoint.grpc_port}"
-        # Over HTTP an event would cost less, but who leaves before the first one is not noticed.
+        # HTTP would cost less per event, but would not notice a client that leaves before the
+        # first.
         self._streams = AsyncGrpcTransport(address, False, {}, 0)
         try:
-            # Nothing is tried again here: clients get a refusal at once, and decide themselves.
-            # Of one call no more parts are sent than a model lets wait with long texts: others
-            # would be refused; one that is answered may count as waiting for a moment.
+            # No retries here: clients get a refusal at once, and decide themselves. The parts of
+            # one call that are in flight are fewer than the long texts that may wait at a model,
+            # which would refuse more; a part that was just answered may still count as waiting.
             async with AsyncClient(
                 address, retries=0, timeout_s=_LONGEST_S, concurrency=MOST_WAITING - 1
             ) as self._client:
@@ -130,15 +131,15 @@ class Api:
             await self._streams.close()
 
     async def list_models(self) -> Response:
-        """The models that can be used here."""
+        """The available models."""
         return JSONResponse(self._catalog.listed())
 
     async def one_model(self, name: str) -> Response:
-        """One of the models that can be used here."""
+        """One of the available models."""
         return JSONResponse(self._catalog.described(name))
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        """What the model writes after a prompt, or after each of several."""
+        """The text that the model generates after a prompt, or after each of several."""
         model = self._catalog.generator(body.model, request)
         prompts: Sequence[str] | Sequence[list[int]] = body.prompt
         parameters = body.parameters(model.draws)
@@ -178,7 +179,7 @@ class Api:
         parameters: Mapping[str, Any],
         form: answering.Form,
     ) -> Response:
-        """`prompt`: the field that the prompts came in."""
+        """`prompt`: the field that has the prompts."""
         names = body.names_used(prompt) | {"tenant": TENANT_HEADER}
         generation = Generation(
             self._streams,
@@ -196,7 +197,7 @@ class Api:
         return await answering.streamed(request, model.name, generation, form, options)
 
     async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
-        """Vectors of texts, or of images."""
+        """Embeddings of texts, or of images."""
         model = self._catalog.embedder(body.model, request)
         options = body.options(sender(request))
         work = embeddings(self._client, model, body, options, self._settings.accept_token_ids)
@@ -204,25 +205,25 @@ class Api:
         return await _computed(request, work, names)
 
     async def rerank(self, body: RerankRequest, request: Request) -> Response:
-        """Documents by how well they fit a query, the best first."""
+        """Documents by their relevance to a query, the most relevant first."""
         model = self._catalog.ranker(body.model, request)
         work = rerank(self._client, model, body, body.options(sender(request)))
         names = dict.fromkeys(("text_input", "text_pair"), "documents") | body.names_used()
         return await _computed(request, work, names)
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
-        """How well the texts of each pair fit."""
+        """The relevance of the texts of each pair."""
         model = self._catalog.ranker(body.model, request)
         work = score(self._client, model, body, body.options(sender(request)))
         names = {"text_input": "text_1", "text_pair": "text_2", **body.names_used()}
         return await _computed(request, work, names)
 
     async def transcriptions(self, request: Request) -> Response:
-        """What is said in a file of sound."""
+        """The transcription of an audio file."""
         return await self._speech(request, "transcribe")
 
     async def translations(self, request: Request) -> Response:
-        """What is said in a file of sound, in English."""
+        """The translation of an audio file into English."""
         return await self._speech(request, "translate")
 
     async def _speech(self, request: Request, task: str) -> Response:
@@ -250,7 +251,7 @@ class Api:
         return JSONResponse(await detokenize(self._catalog.any(body.model, request), body))
 
     async def health(self, request: Request) -> Response:
-        """200 where every model takes requests, else 503. Needs no API key; where keys are set,
+        """200 where every model accepts requests, else 503. Needs no API key; where keys are set,
         the models are named only to a request that has one."""
         named = self._keys is None or self._keys.admit(request.headers.get("authorization"))
         return await status.health(self._client, self._names, self._models.left_out, named=named)
@@ -267,7 +268,7 @@ class Api:
 async def _computed(
     request: Request, work: Coroutine[Any, Any, answering.Computed], names: Mapping[str, str]
 ) -> Response:
-    """`names`: a model's names -> those the client used."""
+    """`names`: a model's names -> those in the client's request."""
     try:
         body, tokens = await answering.unless_gone(request, work)
     except ClientError as error:

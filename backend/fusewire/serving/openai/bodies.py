@@ -1,7 +1,7 @@
-"""What the bodies of all routes have in common: what they may leave out, and their checks.
+"""The common part of the bodies of all routes: optional fields, and checks.
 
-Most of a body has the names of the model's own parameters, so it is passed on as it is and checked
-by the model. What may be long is checked by validators, which do not run in the event loop then.
+Most fields of a body are named like the model's own parameters, so they are passed on unchanged and
+checked by the model. Long values are checked by validators, which then run outside the event loop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fusewire.errors import InvalidInput
 from fusewire.serving.openai.errors import shown
 from fusewire.text.bounded_json import MOST_BYTES
 
-# Texts of one request that are embedded, or ranked.
+# Maximum number of texts in one request for embeddings or ranking.
 MOST_TEXTS = 2048
 
-# Accepted where it changes no answer: all that is only about the client, and the values that say
-# "not that".
+# Fields that are accepted because they do not change the answer: those about the client only, and
+# values that disable a feature.
 _ABOUT_THE_CLIENT = frozenset(
     ("user", "metadata", "request_id", "safety_identifier", "prompt_cache_key")
 )
@@ -39,7 +39,7 @@ _SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
 
 
 class Nullable(BaseModel):
-    """Where a null is as good as nothing, as OpenAI has it."""
+    """A null value counts as absent, as in OpenAI's API."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,7 +57,8 @@ class Body(Nullable):
     model: str = Field(description="One of the names in /v1/models.")
 
     def given(self) -> dict[str, Any]:
-        """What the endpoint does not read itself, without what changes nothing."""
+        """Returns the fields that the endpoint does not read itself, without those that have no
+        effect."""
         return {
             name: value
             for name, value in (self.model_extra or {}).items()
@@ -66,7 +67,8 @@ class Body(Nullable):
 
 
 def texts_or_ids(field: str, value: Any, most: int) -> list[str] | list[list[int]]:
-    """A prompt, or a list of them, each a text or token ids, as a list."""
+    """Returns the list of prompts: `value` is a prompt or a list of prompts, each a text or token
+    ids."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and value:
@@ -84,8 +86,8 @@ def texts_or_ids(field: str, value: Any, most: int) -> list[str] | list[list[int
 
 
 def check_size(parameters: Mapping[str, Any]) -> None:
-    """InvalidInput for more than a model reads: they are sent with each prompt, and with each part
-    of many texts."""
+    """Raises InvalidInput for parameters that are larger than a model accepts. They are sent with
+    each prompt, and with each part of many texts."""
     sizes = {name: len(json.dumps(value)) for name, value in parameters.items()}
     if sum(sizes.values()) > MOST_BYTES:
         longest = max(sizes, key=sizes.__getitem__)
@@ -95,14 +97,14 @@ def check_size(parameters: Mapping[str, Any]) -> None:
 
 
 def check_count(field: str, entries: list[Any], most: int) -> None:
-    """InvalidInput for a list that is too long."""
+    """Raises InvalidInput for a list that is too long."""
     if len(entries) > most:
         got = f"{len(entries)} entries"
         raise InvalidInput(field, got, f"at most {most}", "send several requests")
 
 
 def check_text(field: str, text: str) -> None:
-    """InvalidInput for what UTF-8 cannot hold."""
+    """Raises InvalidInput for text that UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

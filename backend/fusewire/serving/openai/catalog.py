@@ -1,4 +1,4 @@
-"""The models of the endpoint by name, and by what a request wants of them."""
+"""The models of the endpoint, found by name and by what a request needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kind = TypeVar("Kind", bound=Served)
 
 
 class Catalog:
-    """Finds the model that a request is for, and notes it for the request's log line."""
+    """Finds the model of a request, and stores its name for the request's log line."""
 
     def __init__(self, models: Models) -> None:
         self._models = models.served
@@ -34,11 +34,11 @@ class Catalog:
         self._began = int(time.time())
 
     def listed(self) -> dict[str, Any]:
-        """The body of /v1/models."""
+        """Returns the body of /v1/models."""
         return {"object": "list", "data": [self.described(name) for name in self._models]}
 
     def described(self, name: str) -> dict[str, Any]:
-        """One model, as /v1/models has it; 404 for a name that is none."""
+        """Returns the entry of one model in /v1/models. Raises ApiError 404 for an unknown name."""
         model = self._named(name)
         return {
             "id": model.name,
@@ -49,21 +49,21 @@ class Catalog:
         }
 
     def generator(self, name: str, request: Request) -> Generator:
-        """A model that generates."""
+        """Returns a generative model."""
         return self._found(name, request, Generator, GENERATE)
 
     def transcriber(self, name: str, request: Request) -> Transcriber:
-        """A model that reads speech."""
+        """Returns a speech model."""
         return self._found(name, request, Transcriber, TRANSCRIBE)
 
     def embedder(self, name: str, request: Request) -> Encoder | ImageEncoder:
-        """A model that embeds texts or images."""
+        """Returns a model that embeds texts or images."""
         if isinstance(self._named(name), ImageEncoder):
             return self._found(name, request, ImageEncoder, EMBED)
         return self._found(name, request, Encoder, EMBED)
 
     def ranker(self, name: str | None, request: Request) -> Encoder:
-        """A classifier with one label; without a name the only one."""
+        """Returns a classifier with one label; without a name the only one."""
 
         def ranks(model: Served) -> bool:
             return isinstance(model, Encoder) and model.task == CLASSIFY and model.labels == 1
@@ -79,7 +79,7 @@ class Catalog:
         return model
 
     def any(self, name: str | None, request: Request) -> Served:
-        """Whichever model has the name; without one the only one."""
+        """Returns the model with the name, of any task; without a name the only one."""
         return self._found(name or self._only(lambda model: True, "be asked"), request, Served)
 
     def _found(
@@ -109,7 +109,7 @@ class Catalog:
         return self._models[name]
 
     def _only(self, fits: Callable[[Served], bool], verb: str) -> str:
-        """The name of the only model that fits."""
+        """Returns the name of the only model that fits."""
         names = [name for name, model in self._models.items() if fits(model)]
         if len(names) != 1:
             there = ", ".join(names) or "none"

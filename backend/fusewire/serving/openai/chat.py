@@ -1,4 +1,4 @@
-"""The form of /v1/chat/completions: the assistant's message, whole or as deltas."""
+"""The format of /v1/chat/completions: the assistant's message, as a whole or as deltas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ChatForm:
     whole_object, streamed_object = "chat.completion", "chat.completion.chunk"
 
     def __init__(self) -> None:
-        self._begun: set[int] = set()  # choices whose role was said
+        self._begun: set[int] = set()  # choices whose role has been sent
 
     def whole(self, piece: Piece) -> dict[str, Any]:
         message = {"role": _ROLE, "content": piece.text, "refusal": None}
@@ -40,7 +40,7 @@ class ChatForm:
 
 
 def _entry(spelled: bytes, logprob: float | None, token: Token | None = None) -> dict[str, Any]:
-    # As OpenAI writes bytes that are no text: "\\xf0\\x9f".
+    # Bytes that are not text are written as in OpenAI's API: "\\xf0\\x9f".
     text = spelled.decode("utf-8", "backslashreplace")
     entry: dict[str, Any] = {"token": text, "logprob": logprob, "bytes": [*spelled]}
     if token is not None:

@@ -1,4 +1,4 @@
-"""The form of /v1/completions: text, and log-probabilities as parallel lists."""
+"""The format of /v1/completions: text, and log probabilities as parallel lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fusewire.serving.openai.echo import Echo
 from fusewire.serving.openai.generation import Piece, Token
 
-# A character begins where the first of its tokens does.
+# Computes text offsets: a character counts at the first of its tokens.
 _UTF_8 = partial(codecs.getincrementaldecoder("utf-8"), "replace")
 
 
@@ -21,10 +21,10 @@ class CompletionForm:
     whole_object = streamed_object = "text_completion"
 
     def __init__(self, echo: Echo | None = None) -> None:
-        """`echo`: put the prompts before what was generated."""
+        """`echo`: the prompts to put before the generated texts."""
         self._echo = echo
-        self._begun: set[int] = set()  # choices whose prompt was written
-        self._offsets: Counter[int] = Counter()  # choice -> where its next token begins
+        self._begun: set[int] = set()  # choices whose prompt has been written
+        self._offsets: Counter[int] = Counter()  # choice -> offset of its next token
         self._decoders: dict[int, codecs.IncrementalDecoder] = defaultdict(_UTF_8)
 
     def whole(self, piece: Piece) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class CompletionForm:
         offsets = []
         decoder = self._decoders[choice]
         for token in tokens:
-            if not 0x80 <= ord(token.spelled[:1] or b"\0") < 0xC0:  # what was begun is no character
+            if not 0x80 <= ord(token.spelled[:1] or b"\0") < 0xC0:  # ends a partial character
                 self._offsets[choice] += len(decoder.decode(b"", final=True))
             offsets.append(max(self._offsets[choice], 0))
             self._offsets[choice] += len(decoder.decode(token.spelled))
@@ -60,7 +60,8 @@ class CompletionForm:
 
 
 def _text(spelled: bytes) -> str:
-    """As OpenAI writes bytes that are no text: "bytes:\\xf0\\x9f"."""
+    """Returns the text of bytes. Bytes that are not text are written as in OpenAI's API:
+    "bytes:\\xf0\\x9f"."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:
@@ -68,8 +69,9 @@ def _text(spelled: bytes) -> str:
 
 
 def _by_text(token: Token) -> dict[str, float] | None:
-    """Log-probabilities by text. Where several tokens have one text (ids beyond the tokenizer's
-    have none), the taken one stands for all, else the most likely."""
+    """Returns the log probabilities by text. Where several tokens have the same text (ids beyond
+    the tokenizer's have none), the entry is that of the chosen token, otherwise of the
+    likeliest."""
     if token.logprob is None:
         return None
     found = {_text(token.spelled): token.logprob}

@@ -1,7 +1,7 @@
-"""The endpoint's connections: how many there may be, and how long a client may keep one without
+"""The endpoint's connections: their maximum number, and how long a client may keep one without
 sending or reading anything.
 
-uvicorn itself closes a connection that rests between two requests, and no other.
+uvicorn itself closes only connections that are idle between two requests.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-# Each request has its own, so as many requests may be in flight.
+# Each request has its own connection, so this also limits the requests in flight.
 MOST_CONNECTIONS = 1024
 MOST_HEADER_BYTES = 1 << 15
 HEADER_TIMEOUT_S = 10.0  # from connecting, or from the last answer, to the end of the headers
-# By the event loop, which may accept a few times as many before the first is counted.
+# Per iteration of the event loop, which may accept a few times as many before the first is counted.
 ACCEPTED_AT_ONCE = 16
-KEEP_ALIVE_S = 5  # of that without any byte
+KEEP_ALIVE_S = 5  # part of HEADER_TIMEOUT_S without any byte
 # A client that reads less than LEAST_READ_BYTES within this time is disconnected.
 READ_TIMEOUT_S = 30.0
 LEAST_READ_BYTES = 1 << 18
@@ -31,20 +31,21 @@ _SWEEP_S = 1.0
 
 
 class Connections:
-    """The open connections of one server. Those that wait for their client are closed when it takes
-    too long, or when there is no room for another: the longest waiting first."""
+    """The open connections of one server. Connections that wait for their client are closed after a
+    timeout, or when another one needs their place: the longest waiting first."""
 
     def __init__(self) -> None:
-        # Models' files, gRPC, and connections just accepted need file descriptors too.
+        # Models' files, gRPC and newly accepted connections need file descriptors too.
         self.most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._open: set[Connection] = set()
-        self._waiting: dict[Connection, float] = {}  # until when, the longest waiting first
-        self._unread: dict[Connection, tuple[float, int]] = {}  # until when, unread bytes
+        self._waiting: dict[Connection, float] = {}  # deadline, the longest waiting first
+        self._unread: dict[Connection, tuple[float, int]] = {}  # deadline, unread bytes
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
     def full(self) -> bool:
-        """Whether there are more than may be: all others are answered at the moment."""
+        """Whether there are more connections than allowed; all others have requests being
+        answered."""
         return len(self._open) > self.most
 
     def opened(self, connection: Connection) -> None:
@@ -63,17 +64,17 @@ class Connections:
         self._unread.pop(connection, None)
 
     def wait(self, connection: Connection, timeout_s: float) -> None:
-        """For bytes of its client."""
+        """The connection waits for bytes of its client."""
         self._waiting.pop(connection, None)
         if connection in self._open:
             self._waiting[connection] = _now() + timeout_s
 
     def work(self, connection: Connection) -> None:
-        """Its client waits for us."""
+        """The client waits for the server."""
         self._waiting.pop(connection, None)
 
     def unread(self, connection: Connection) -> None:
-        """Its client has not read what was sent."""
+        """The client has not read what was sent."""
         self._unread[connection] = _now() + READ_TIMEOUT_S, connection.unread_bytes
 
     def read(self, connection: Connection) -> None:
@@ -96,7 +97,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """One connection, which is in the state of its requests as `connection`."""
+    """One connection. The state of its requests has it as `connection`."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`app_state`: the app's lifespan puts `connections` there."""
+        """`app_state`: has `connections`, from the app's lifespan."""
         super().__init__(config, server_state, app_state | {"connection": self}, _loop)
         self._all: Connections = app_state["connections"]
 
@@ -126,17 +127,17 @@ class Connection(H11Protocol):
         self._all.read(self)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Logs nothing: any client may send as many requests for WebSocket as it likes. They are
-        answered as those over HTTP."""
+        """Logs nothing, as any client may send many WebSocket requests. They are answered like HTTP
+        requests."""
 
     @property
     def refused(self) -> bool:
-        """Whether there are too many connections for its request."""
+        """Whether its request is refused because there are too many connections."""
         return self._all.full
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """While a request of it is in flight."""
+        """Context in which a request of the connection is in flight."""
         self._all.work(self)
         try:
             yield
@@ -145,7 +146,7 @@ class Connection(H11Protocol):
 
     @contextlib.contextmanager
     def body(self) -> Iterator[None]:
-        """While a body is awaited, for as long as its reader allows."""
+        """Context in which a body is awaited, for as long as its reader allows."""
         self._all.wait(self, math.inf)
         try:
             yield
@@ -154,17 +155,17 @@ class Connection(H11Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What was sent and has not left this process."""
+        """Number of bytes that were sent and are still in this process."""
         return self.transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Once all is sent; at once where that takes too long already."""
+        """Closes the connection once everything is sent; at once if it is already closing."""
         if self.transport.is_closing():
             self.transport.abort()
         self.transport.close()
 
     def abort(self) -> None:
-        """At once."""
+        """Closes the connection at once."""
         self.transport.abort()
 
 

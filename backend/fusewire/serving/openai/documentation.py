@@ -1,6 +1,6 @@
 """/docs: the endpoint's routes and their fields, from its OpenAPI schema, as one plain page.
 
-It loads nothing, from here or elsewhere: no scripts, no fonts, no styles.
+The page loads nothing, from here or elsewhere: no scripts, no fonts, no styles.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-in
 
 
 def page(schema: Mapping[str, Any]) -> HTMLResponse:
-    """The page of an OpenAPI schema."""
+    """Returns the page of an OpenAPI schema."""
     text = _PAGE.render(title=schema["info"]["title"], routes=list(_routes(schema)))
     return HTMLResponse(text, headers=_HEADERS)
 

@@ -1,4 +1,4 @@
-"""The prompts of a request for completions, as `echo` puts them before what was generated."""
+"""The prompts of a request for completions, which `echo` puts before the generated text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fusewire.text.written import written_whole
 
 @dataclass(frozen=True)
 class Echo:
-    """What `echo` returns of each prompt: its text, its ids, the bytes of the first id, and how
-    many characters the tokens have in front of the text, which the tokenizer put there."""
+    """What `echo` returns of each prompt: its text, its ids, the bytes of the first id, and the
+    number of characters in the tokens' texts before the prompt, which the tokenizer added."""
 
     texts: Sequence[str]
     ids: Sequence[list[int]]
     first_tokens: Sequence[bytes]
     characters_before: Sequence[int]
-    choices: int  # of each prompt
-    logprobs: int | None  # how many most likely tokens to list at each place
+    choices: int  # number of choices of each prompt
+    logprobs: int | None  # number of likeliest tokens at each position
 
     @staticmethod
     async def of(
@@ -30,8 +30,8 @@ class Echo:
         prompts: Sequence[str] | Sequence[list[int]],
         parameters: Mapping[str, Any],
     ) -> Echo:
-        """InvalidInput for what cannot be tokenised, or is no token, and for a model whose texts do
-        not go on from their prompts."""
+        """Tokenises the prompts. Raises InvalidInput for text that cannot be tokenised, for unknown
+        ids, and for a model that does not continue its prompts."""
         if model.reads_sources:
             raise InvalidInput("echo", "true", "false for an encoder-decoder model", "leave it out")
         special = parameters.get("add_special_tokens") is not False
@@ -45,19 +45,20 @@ class Echo:
             for text, part in zip(first_texts, parts, strict=True)
         ]
         logprobs = written_whole(parameters.get("logprobs"))
-        count = logprobs if isinstance(logprobs, int) else None  # else the model refuses it
+        count = logprobs if isinstance(logprobs, int) else None  # the model refuses other values
         return Echo(texts, ids, firsts, before, parameters["n"], count)
 
     def text(self, piece: Piece) -> str:
-        """The prompt of the piece's choice."""
+        """Returns the prompt of the piece's choice."""
         return self.texts[piece.choice // self.choices]
 
     def unseen(self, piece: Piece) -> int:
-        """Characters of the first tokens that `text` has not."""
+        """Returns the number of characters in the texts of the first tokens that are not in
+        `text`."""
         return self.characters_before[piece.choice // self.choices]
 
     def tokens(self, piece: Piece) -> list[Token]:
-        """Its tokens, where log-probabilities are requested."""
+        """Returns the prompt's tokens, where log probabilities are requested."""
         if self.logprobs is None or piece.prompt_logprobs is None:
             return []
         first = Token(self.first_tokens[piece.choice // self.choices], None)

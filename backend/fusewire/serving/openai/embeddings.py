@@ -1,4 +1,4 @@
-"""/v1/embeddings: vectors as lists of numbers, or as their bytes in base64."""
+"""/v1/embeddings: vectors as lists of numbers, or as base64 of their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, us
 from fusewire.serving.openai.image_embeddings import Item, embedded, items_of
 from fusewire.serving.openai.served import Encoder, ImageEncoder, Served
 
-# The names of prompts that a query or a document may have, best first.
+# Names of the prompts for queries and documents, in order of preference.
 _PROMPTS_OF = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
@@ -32,9 +32,9 @@ def _rows(value: Any) -> Rows:
 class EmbeddingRequest(EncoderBody):
     """The body of /v1/embeddings."""
 
-    # Checked as a list of texts, of lists of ids, or of texts and images.
+    # Validated to a list of texts, of lists of ids, or of texts and images.
     input: Annotated[Any, AfterValidator(_rows)] = Field(
-        description='A text, or a list of them; of models of images {"image": "<base64>"}, too.'
+        description='A text, or a list of texts; for image models also {"image": "<base64>"}.'
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
@@ -56,8 +56,8 @@ async def embeddings(
     options: Mapping[str, Any],
     accept_token_ids: bool,
 ) -> Computed:
-    """The answer's body, and the tokens computed; of images none are counted. `options`: of every
-    call. `accept_token_ids`: take ids as input."""
+    """Returns the answer's body, and the number of computed tokens, to which images do not count.
+    `options`: passed to every call. `accept_token_ids`: whether the input may be ids."""
     if isinstance(model, ImageEncoder):
         return await _of_images(client, model, body, options)
     rows = body.input
@@ -80,7 +80,7 @@ async def embeddings(
     asked: dict[str, Any] = {"ids": rows} if isinstance(rows[0], list) else {"texts": rows}
     vectors = await client.embed(**asked, model=model.name, **parameters, **options)
     vectors = _shortened(vectors, body.dimensions, model.normalizes(settings))
-    # Now, as what is refused may be long.
+    # Counted only now, as requests that are refused may be long.
     tokens = (
         sum(map(len, rows))
         if "ids" in asked
@@ -147,7 +147,8 @@ def _prompt_name(model: Encoder, body: EmbeddingRequest) -> str | None:
 def _shortened(
     vectors: NDArray[np.float32], width: int | None, normalized: bool
 ) -> NDArray[np.float32]:
-    """The first `width` numbers of each vector (None: all), of length 1 again where it was."""
+    """Returns the first `width` elements of each vector (None: all), rescaled to length 1 if it was
+    1."""
     if width in (None, vectors.shape[1]):
         return vectors
     vectors = vectors[:, :width]

@@ -1,4 +1,4 @@
-"""What requests to embed and to rank have in common."""
+"""The common part of requests for embeddings and ranking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusewire.tasks.parameters import request_parameters
 
 
 class EncoderBody(Body):
-    """What their bodies have in common."""
+    """The common fields of their bodies."""
 
     truncate_prompt_tokens: int | None = Field(
         default=None,
@@ -34,20 +34,20 @@ class EncoderBody(Body):
         default=None,
         gt=0,
         le=86400,
-        description="Time limit of the answer: what cannot be computed within it is refused at "
-        "once. Default: the model's slo_ms.",
+        description="Time limit of the answer: a request that cannot be computed within it is "
+        "refused at once. Default: the model's slo_ms.",
     )
 
     def names_used(self) -> dict[str, str]:
-        """The model's names -> those the client used."""
+        """Returns the model's names -> those in the client's request."""
         used = {"request_priority": "priority", "tenant": TENANT_HEADER}
         if self.truncate_prompt_tokens is not None:
             used["max_length"] = "truncate_prompt_tokens"
         return used
 
     def options(self, sender: Mapping[str, str]) -> dict[str, Any]:
-        """What every call of the client is given beside the model's parameters. `sender`: the
-        request parameters that say who sent it."""
+        """Returns the arguments of every client call beside the model's parameters. `sender`: the
+        request parameters that identify the sender."""
         options: dict[str, Any] = dict(sender)
         if self.priority:
             options["request_priority"] = self.priority
@@ -59,10 +59,10 @@ class EncoderBody(Body):
 def encoder_parameters(
     model: Encoder | ImageEncoder, given: Mapping[str, Any], truncate_prompt_tokens: int | None
 ) -> dict[str, Any]:
-    """The model's parameters; InvalidInput names one that it does not have."""
+    """Returns the model's parameters. Raises InvalidInput for one that it does not have."""
     known = request_parameters(model.task, images=isinstance(model, ImageEncoder))
     for name, value in given.items():
-        if name not in known:  # our client's own arguments among them
+        if name not in known:  # including arguments of our client
             wanted = f"one of the parameters of {model.task} ({', '.join(known)})"
             raise InvalidInput(name, shown(value), wanted, "remove it")
     check_size(given)
@@ -87,5 +87,5 @@ def encoder_parameters(
 
 
 def usage(tokens: int) -> dict[str, int]:
-    """The usage of a request that generates nothing."""
+    """Returns the usage of a request that generates nothing."""
     return {"prompt_tokens": tokens, "total_tokens": tokens}

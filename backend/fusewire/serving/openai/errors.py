@@ -1,7 +1,7 @@
-"""Every error in OpenAI's shape: {"error": {message, type, param, code}}.
+"""All errors in OpenAI's format: {"error": {message, type, param, code}}.
 
-The words are the model's own: what, got, wanted, remedy. `param` is the parameter they begin with,
-under the name the client gave it.
+The message is the model's own: what, got, wanted, remedy. `param` is the parameter at its
+beginning, under the name in the client's request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fusewire.errors import (
     status_of,
 )
 
-# OpenAI's clients would send any 5xx again, also what ran out of time once.
+# OpenAI's clients retry after any 5xx, which is useless after a timeout.
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
 _TYPES = {
@@ -41,7 +41,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _LATER = "; try again later"
-# The client package's errors by our kinds; the first that fits.
+# Error of the client package -> our error. The first match applies.
 _KINDS: dict[type[client.ClientError], type[FusewireError]] = {
     client.InvalidArgument: InvalidInput,
     client.Overloaded: Overloaded,
@@ -61,7 +61,7 @@ _REPR.maxstring = _REPR.maxother = 2 * _SHOWN_CHARACTERS
 
 
 class ApiError(HTTPException):
-    """An answer that is an error."""
+    """A response that is an error."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ApiError(HTTPException):
         code: str | None = None,
         retry_after_s: float = 1.0,
     ) -> None:
-        """`retry_after_s`: of a status that asks to try again."""
+        """`retry_after_s`: for a status that asks the client to retry."""
         headers = _HEADERS.get(status)
         if status in (429, 503):
             headers = {"Retry-After": str(ceil(retry_after_s))}
@@ -82,10 +82,11 @@ class ApiError(HTTPException):
 
 
 def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-    """The answer for what went wrong. `names`: a model's names -> those the client used."""
+    """Returns the response for an error. `names`: a model's names -> those in the client's
+    request."""
     if isinstance(error, ApiError):
         return error
-    # The limit of a call of the endpoint's own, which is the client's `timeout_seconds`.
+    # The time limit of the endpoint's own call, which is the client's `timeout_seconds`.
     if isinstance(error, client.DeadlineExceeded):
         return ApiError(504, str(error), param="timeout_seconds", code="timeout")
     kind = next((kind for theirs, kind in _KINDS.items() if isinstance(error, theirs)), type(error))
@@ -95,16 +96,16 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     if issubclass(kind, InvalidInput):
         return _of_input(status, message, names or {})
     if isinstance(error, (Overloaded, client.Overloaded)):
-        after_s = error.retry_after_s or 0.0  # not the same for all
+        after_s = error.retry_after_s or 0.0  # differs between requests
         return ApiError(status, message, code="overloaded", retry_after_s=after_s)
     if issubclass(kind, QueueFull):
         return ApiError(status, message, code="rate_limit_exceeded")
     if issubclass(kind, DeadlineExceeded):
         return ApiError(status, message, param="timeout_seconds", code="timeout")
-    # The endpoint itself knows which models there are: this one is not loaded at the moment.
+    # The endpoint itself has the list of models: this one exists, but is not loaded at the moment.
     if isinstance(error, (client.NotFound, client.ModelDied)):
         message = "model: got one that is not loaded, wanted one that is; try again later"
-    elif isinstance(error, client.NoConnection):  # gRPC's words name sockets and files
+    elif isinstance(error, client.NoConnection):  # gRPC's message names sockets and files
         message = f"server: got no connection{_LATER}"
     elif issubclass(kind, Unavailable):
         message = f"server: {message.removesuffix(_LATER)}{_LATER}"
@@ -123,7 +124,7 @@ def _of_input(status: int, message: str, names: Mapping[str, str]) -> ApiError:
 
 
 def invalid(error: ValidationError) -> ApiError:
-    """The answer to a body of wrong types: the first of them."""
+    """Returns the response for a body with invalid types: the first of them."""
     first = error.errors(include_url=False, include_context=False)[0]
     param = "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
@@ -139,7 +140,7 @@ def invalid(error: ValidationError) -> ApiError:
 
 
 def not_json(kind: str) -> str:
-    """The words for a body of another type. `kind`: the header's value."""
+    """Returns the message for a body of another type. `kind`: the value of Content-Type."""
     if kind == "none":
         return NO_OBJECT
     return (
@@ -149,12 +150,12 @@ def not_json(kind: str) -> str:
 
 
 def packed(coding: str) -> str:
-    """The words for a body that is compressed. `coding`: the header's value."""
+    """Returns the message for a compressed body. `coding`: the value of Content-Encoding."""
     return f"Content-Encoding: got {coding[:_SHOWN_CHARACTERS]}, wanted none; send the body plain"
 
 
 def no_form(kind: str) -> str:
-    """The words for a body of another type where a form with a file is wanted."""
+    """Returns the message for a body of another type where a form with a file is required."""
     return (
         f"Content-Type: got {kind[:_SHOWN_CHARACTERS]}, wanted multipart/form-data; send the file "
         "as a form does (curl: -F file=@speech.wav -F model=NAME)"
@@ -162,14 +163,15 @@ def no_form(kind: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value of any size, as Python writes it, but flags and null."""
+    """Returns the beginning of a value of any size in Python's notation; flags and null are in
+    JSON's."""
     if value is None or isinstance(value, bool):
         return sent(value)
     return _REPR.repr(value)[:_SHOWN_CHARACTERS]
 
 
 def install(app: FastAPI) -> None:
-    """Lets the app answer every error so."""
+    """Makes the app answer every error in this format."""
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -180,7 +182,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error, ApiError):
             return response(error)
         answer = ApiError(error.status_code, _refusal(request, error))
-        answer.headers = error.headers  # a 405 has the methods that are allowed
+        answer.headers = error.headers  # for 405 they have the allowed methods
         return response(answer)
 
     @app.exception_handler(Exception)
@@ -192,13 +194,13 @@ def install(app: FastAPI) -> None:
 
 
 def response(error: ApiError) -> JSONResponse:
-    """The error as it is sent."""
+    """Returns the response of an error."""
     body: dict[str, Any] = error.body
     return JSONResponse(body, error.status_code, error.headers)
 
 
 def _refusal(request: Request, error: AnyHTTPException) -> str:
-    """The words for what no route takes."""
+    """Returns the message for a request that no route handles."""
     path = repr(request.url.path[:80])
     if error.status_code == 404:
         paths = ", ".join(route.path for route in request.app.routes if isinstance(route, APIRoute))

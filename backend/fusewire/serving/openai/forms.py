@@ -1,4 +1,4 @@
-"""Forms (multipart/form-data) in memory: the only user of starlette's parser of them."""
+"""Parses forms (multipart/form-data) in memory. The only user of starlette's parser."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from fusewire.serving.openai.errors import ApiError
 
-# It would log a warning for every odd byte that a client sends.
+# It would log a warning for every unexpected byte that a client sends.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 _MOST_FIELDS = 128
 _MOST_FIELD_BYTES = 1 << 16
-_CHUNK = 1 << 16  # bytes that the parser gets at a time
+_CHUNK = 1 << 16  # bytes per call of the parser
 
 
 class _InMemory(MultiPartParser):
-    spool_max_size = 0  # no limit: the body's is the route's
+    spool_max_size = 0  # no limit; the route limits the body
 
 
 def form_fields(headers: Headers, body: bytearray) -> list[tuple[str, str | bytes]]:
-    """The fields of a form in their order, texts and the bytes of one file at most; ApiError for
-    what is no such form. Beside the event loop, as it takes some 0.1 s for 25 MB."""
+    """Returns the fields of a form in order: texts, and the bytes of at most one file. Raises
+    ApiError for an invalid form. Call it outside the event loop, as it takes some 0.1 s for 25
+    MB."""
     return asyncio.run(_parsed(headers, body))
 
 

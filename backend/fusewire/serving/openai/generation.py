@@ -1,8 +1,8 @@
-"""One request for generated text, of one prompt or several, as pieces of its choices.
+"""One request for generated text, with one prompt or several, as pieces of its choices.
 
-Each prompt is a request to the model, on a stream of its own: closing the stream cancels it, which
-frees its slot and KV pages. One that the model has too much to do for, perhaps because of
-the others, is sent again when another has ended.
+Each prompt is a request to the model, on its own stream. Closing the stream cancels the request,
+which frees its slot and KV pages. A request that the model refuses because it is overloaded,
+possibly by the other prompts, is sent again when one of them has ended.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from fusewire_client.turns import TaskTurns
 from fusewire.serving.openai import errors
 
 T = TypeVar("T")
-# The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
+# The model ends requests according to their own `timeout_seconds`; this limit must not be shorter.
 _LONGEST_S = 2 * 86400.0
-_LEAST_S = 0.001  # of a call's time, for what is late in any case
+_LEAST_S = 0.001  # least time limit of a call, for requests that are already late
 _OUTPUTS = ("finish_reason", "num_input_tokens", "num_cached_tokens", "num_output_tokens")
-# All that a model is asked for.
+# All outputs that may be requested of a model.
 OUTPUTS = ("text_output", *_OUTPUTS, "logprobs", "prompt_logprobs")
 
 
-# By token id, as the model's JSON has it: logprob, rank, decoded_token, and bytes of a part.
+# The model's JSON of one position, by token id: logprob, rank, decoded_token, and bytes for part of
+# a character.
 Place = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Token:
-    """A chosen token, and the likeliest ones at its position, likeliest first: each as its bytes,
-    which need not be whole characters."""
+    """A chosen token, and the likeliest tokens at its position, likeliest first. Each is given by
+    its bytes, which need not be whole characters."""
 
     spelled: bytes
-    logprob: float | None  # None of a prompt's first token, before which there is nothing
+    logprob: float | None  # None for the first token of a prompt
     likeliest: Sequence[tuple[bytes, float]] = ()
 
 
@@ -52,7 +53,7 @@ class Piece:
 
     choice: int
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)  # where log-probabilities are requested
+    tokens: list[Token] = field(default_factory=list)  # where log probabilities are requested
     finish_reason: str | None = None
     prompt_logprobs: list[Place | None] | None = None  # where requested
 
@@ -64,7 +65,7 @@ class Piece:
 
 
 class Generation:
-    """The choices of all prompts: `n` to each, numbered prompt by prompt."""
+    """The choices of all prompts: `n` for each, numbered prompt by prompt."""
 
     def __init__(
         self,
@@ -77,11 +78,12 @@ class Generation:
         stream: bool,
         sender: Mapping[str, str],
     ) -> None:
-        """`parameters`: the model's sampling parameters, `n` among them. `names`: the model's names
-        -> those the client used, for errors. `stream`: pieces as they come, else each prompt's
-        choices whole. `sender`: the model's request parameters that say who sent it."""
+        """`parameters`: the model's sampling parameters, including `n`. `names`: the model's names
+        -> those in the client's request, for errors. `stream`: return pieces as they come,
+        otherwise the whole choices of each prompt. `sender`: the model's request parameters that
+        identify the sender."""
         self._n = parameters["n"]
-        self._logprobs = parameters.get("logprobs")  # a number, or one that the model refuses
+        self._logprobs = parameters.get("logprobs")  # a number, or a value that the model refuses
         self._scores_prompt = parameters.get("prompt_logprobs") is not None
         self._names = names
         self._transport = transport
@@ -96,7 +98,7 @@ class Generation:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The tokens so far."""
+        """The number of tokens so far."""
         prompt, completion = sum(self._prompt_tokens), self._completion_tokens
         return {
             "prompt_tokens": prompt,
@@ -106,8 +108,8 @@ class Generation:
         }
 
     async def pieces(self) -> AsyncGenerator[Piece]:
-        """Until every choice had one with a finish_reason; the model's error as ApiError. Leaving
-        early cancels what has not ended."""
+        """Yields pieces until every choice has had one with a finish_reason. Raises the model's
+        error as ApiError. Closing the generator early cancels the choices that have not ended."""
         streams = [self._of_prompt(index) for index in range(len(self._prompts))]
         try:
             async with contextlib.aclosing(together(streams)) as merged:
@@ -118,7 +120,7 @@ class Generation:
             raise errors.of(error, self._names) from None
 
     async def whole(self) -> list[Piece]:
-        """Every choice from beginning to end, in order."""
+        """Returns all complete choices in order."""
         choices = [Piece(index) for index in range(len(self._prompts) * self._n)]
         async with contextlib.aclosing(self.pieces()) as pieces:
             async for piece in pieces:
@@ -201,7 +203,7 @@ class Generation:
 
 
 async def together(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
-    """The pieces of several streams, as they come; the first error ends all of them."""
+    """Yields the pieces of several streams as they come. The first error ends all of them."""
     if len(streams) == 1:
         async with contextlib.aclosing(streams[0]) as stream:
             async for each in stream:
@@ -246,8 +248,8 @@ def _says(piece: Piece) -> bool:
 
 
 def token_at(place: Place, count: int) -> Token:
-    """A token from the model's JSON of one place: the token there, then the `count` most likely,
-    which it may be one of."""
+    """Returns a token from the model's JSON of one position: the chosen token and the `count`
+    likeliest ones, among which it may be."""
     taken, *others = entries = list(place.values())
     likeliest = others if len(entries) > count else sorted(entries, key=lambda e: e["rank"])
     return Token(

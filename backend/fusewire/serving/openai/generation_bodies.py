@@ -21,12 +21,12 @@ from fusewire.text.conversation import MOST_MESSAGES
 from fusewire.text.message_parts import text_of_parts
 from fusewire.text.written import written_flag, written_real, written_whole
 
-# Prompts of one request for completions, each a request to the model.
+# Maximum number of prompts in one request for completions. Each is a request to the model.
 MOST_PROMPTS = 128
-# As OpenAI has it for completions; a chat's answer may be as long as fits.
+# OpenAI's default for completions. An answer in a chat may be as long as fits.
 _COMPLETION_TOKENS = 16
 
-# An answer of this endpoint has no field for it.
+# Answers of this endpoint have no field for it.
 _ALIGNMENT = "alignment"
 _OWN = tuple(name for name in GenerationParameters.model_fields if name != _ALIGNMENT)
 _PARAMETERS = (*_OWN, *ALIASES, BEAM_SEARCH)
@@ -37,13 +37,13 @@ _TRUNCATE = (
 
 
 def _with_parameters(schema: dict[str, Any]) -> None:
-    """Describes the model's parameters too, which are passed on."""
+    """Adds the descriptions of the model's parameters, which are passed on."""
     own = GenerationParameters.model_json_schema()["properties"]
     schema["properties"] = {**{name: own[name] for name in _OWN}, **schema["properties"]}
 
 
 def _plain(messages: list[Any]) -> list[dict[str, Any]]:
-    """The messages with their contents as one text each."""
+    """Returns the messages with each content as one text."""
     if len(messages) > MOST_MESSAGES:
         got, wanted = f"{len(messages)}", f"1..{MOST_MESSAGES} messages"
         raise InvalidInput("messages", got, wanted, "send a shorter conversation")
@@ -67,7 +67,7 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
 
 
 class StreamOptions(Nullable):
-    """How a stream is written."""
+    """The format of a stream."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -75,11 +75,11 @@ class StreamOptions(Nullable):
     continuous_usage_stats: bool = Field(
         default=False, description="With include_usage: the usage so far in every event."
     )
-    include_obfuscation: bool = False  # padding against eavesdroppers, which a server may leave out
+    include_obfuscation: bool = False  # padding against traffic analysis, optional for servers
 
 
 class GenerationBody(Body):
-    """The fields of both."""
+    """The common fields of both bodies."""
 
     model_config = ConfigDict(json_schema_extra=_with_parameters)
 
@@ -94,9 +94,9 @@ class GenerationBody(Body):
     )  # fmt: skip
 
     def parameters(self, draws: bool | None) -> dict[str, Any]:
-        """The model's parameters. As OpenAI has it, tokens are drawn, unless request (which
-        may ask for beams) or folder (`draws`) say otherwise. InvalidInput names a parameter that no
-        model has."""
+        """Returns the model's parameters. As in OpenAI's API tokens are sampled, unless the request
+        (which may ask for beam search) or the folder (`draws`) says otherwise. Raises InvalidInput
+        for a parameter that no model has."""
         if self.stream_options is not None and not self.stream:
             raise InvalidInput("stream_options", "it", "it only with stream", "remove it")
         given = without_no_effect(self.given())
@@ -123,8 +123,8 @@ class GenerationBody(Body):
         return given
 
     def names_used(self, prompt: str) -> dict[str, str]:
-        """The model's names -> those the client used. `prompt`: the field that the prompt came
-        in."""
+        """Returns the model's names -> those in the client's request. `prompt`: the field that has
+        the prompt."""
         limits = ("max_completion_tokens", "max_tokens", "max_new_tokens")
         used = next((name for name in limits if name in self.model_fields_set), "max_tokens")
         prompts = dict.fromkeys(("text_input", "input_ids"), prompt)
@@ -134,7 +134,7 @@ class GenerationBody(Body):
 class CompletionRequest(GenerationBody):
     """The body of /v1/completions."""
 
-    # Checked as a list of texts, or of lists of ids.
+    # Validated to a list of texts, or of lists of ids.
     prompt: Annotated[Any, AfterValidator(_prompts)] = Field(
         description="A text, a list of token ids, or a list of either."
     )
@@ -151,7 +151,7 @@ class CompletionRequest(GenerationBody):
             if "prompt_logprobs" in given:
                 got, wanted = "it together with echo", "one of them"
                 raise InvalidInput("prompt_logprobs", got, wanted, "set echo and logprobs")
-            # Without a new token the model has nothing else to answer.
+            # Without new tokens these are the model's only output.
             most = given.get("max_tokens", given.get("max_new_tokens"))
             if "logprobs" in given or written_whole(most) == 0:
                 given["prompt_logprobs"] = given.get("logprobs", 0)

@@ -1,6 +1,7 @@
-"""Which hosts a request may name, against web pages that reach loopback through a browser.
+"""Restricts the hosts that a request may name, against web pages that reach loopback through a
+browser.
 
-A page can let its own name resolve to 127.0.0.1 (DNS rebinding): then the header Host has that
+A page can make its own name resolve to 127.0.0.1 (DNS rebinding). Then the header Host has this
 name. A page of another origin is named in the header Origin.
 """
 
@@ -20,11 +21,11 @@ ANY = "*"
 
 
 class Hosts:
-    """The hosts that are allowed; any where the endpoint is open to the network."""
+    """The allowed hosts; any where the endpoint is open to the network."""
 
     def __init__(self, bound: str, allowed: str | None) -> None:
-        """`bound`: where the endpoint listens. `allowed`: names and addresses with commas between
-        them, `*` for any. ConfigurationError for one that is none."""
+        """`bound`: the address that the endpoint listens on. `allowed`: names and addresses
+        separated by commas, `*` for any. Raises ConfigurationError for an invalid one."""
         self._any = allowed is None and not is_loopback(bound)
         own = (bound, "localhost", socket.gethostname())
         self._names = {name.lower() for name in own}
@@ -40,7 +41,7 @@ class Hosts:
             self._names.add(name.lower())
 
     def refusal(self, headers: Headers) -> ApiError | None:
-        """The answer to a request that names another host, else None."""
+        """Returns the error for a request that names another host, or None."""
         if self._any:
             return None
         for field, prefix in (("Host", "//"), ("Origin", "")):
@@ -59,7 +60,7 @@ class Hosts:
 
 
 def _name(url: str) -> str | None:
-    """The host of a URL, without its port."""
+    """Returns the host of a URL, without its port."""
     try:
         host = urlsplit(url).hostname
     except ValueError:

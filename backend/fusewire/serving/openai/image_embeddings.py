@@ -1,5 +1,5 @@
-"""Images in the input of /v1/embeddings, as Jina's API has them: `{"image": "<base64>"}`, beside
-`{"text": "…"}`. Nothing is fetched: an address is refused."""
+"""Images in the input of /v1/embeddings, as in Jina's API: `{"image": "<base64>"}`, beside
+`{"text": "…"}`. The endpoint fetches nothing: URLs of images are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fusewire.serving.openai.bodies import check_count, check_text
 from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.served import ImageEncoder
 
-# Before the base64 of a data URL.
+# The prefix of the base64 in a data URL.
 _DATA_URL = re.compile(r"data:image/[a-z.+-]{1,32};base64,")
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,15}:")
 
@@ -26,8 +26,8 @@ Item = str | bytes  # a text, or an encoded image
 
 
 def items_of(field: str, value: Any, most: int) -> list[Item] | None:
-    """The texts and images of an input with objects in it, in order; None of one without. Of plain
-    texts and ids other checks know. InvalidInput."""
+    """Returns the texts and images of an input that contains objects, in order. Returns None for
+    other inputs: plain texts and ids are checked elsewhere. Raises InvalidInput."""
     entries = value if isinstance(value, list) else [value]
     if not any(isinstance(entry, dict) for entry in entries):
         return None
@@ -38,7 +38,7 @@ def items_of(field: str, value: Any, most: int) -> list[Item] | None:
 async def embedded(
     client: AsyncClient, model: ImageEncoder, items: Sequence[Item], parameters: dict[str, Any]
 ) -> NDArray[np.float32]:
-    """The vector of each text and image, [items, size]."""
+    """Returns the vectors of texts and images, [items, size]."""
     found: dict[int, NDArray[np.float32]] = {}
     for argument, kind in (("texts", str), ("images", bytes)):
         places = [place for place, item in enumerate(items) if isinstance(item, kind)]

@@ -1,4 +1,4 @@
-"""Requests in flight: each can be ended from outside, where no answer to it will come."""
+"""Requests in flight. Each can be ended from outside, where no answer to it will come."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ T = TypeVar("T")
 
 
 class Call:
-    """One request, from its first byte to the last of its answer."""
+    """One request, from its first byte to the last byte of its answer."""
 
     def __init__(self) -> None:
-        self.model: str | None = None  # once it is known
-        self.usage: Mapping[str, Any] = {}  # tokens, as the answer reports them
+        self.model: str | None = None  # None until it is known
+        self.usage: Mapping[str, Any] = {}  # tokens, as in the answer
         self.began = time.monotonic()
         self._waiting: asyncio.Task[object] | None = None
-        self._ended: str | None = None  # why
+        self._ended: str | None = None  # the reason
 
     def end(self, why: str) -> None:
-        """Lets what it waits for, now or next, end in an error of status 503."""
+        """Makes the current or next wait of the request raise an error of status 503."""
         self._ended = why
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def unless_ended(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`, which is cancelled when the request is ended."""
+        """Returns the result of `work`, which is cancelled when the request is ended."""
         if self._ended is not None:
             raise ApiError(503, self._ended)
         task = self._waiting = asyncio.current_task()
@@ -47,7 +47,7 @@ class Call:
 
 
 class InFlight:
-    """All requests that have no whole answer yet."""
+    """All requests without a complete answer."""
 
     def __init__(self) -> None:
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
@@ -58,7 +58,8 @@ class InFlight:
         return call
 
     def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
-        """Ends those of a model, or of all, that started before then, or before now."""
+        """Ends the requests of a model, or of all models, that began before `began_before` (None:
+        now)."""
         for call in list(self._calls):
             if model in (None, call.model) and (began_before is None or call.began < began_before):
                 call.end(why)

@@ -1,4 +1,4 @@
-"""Every request within the endpoint's limits: on connections, and on the memory for bodies."""
+"""Enforces the endpoint's limits for every request: on connections, and on the memory of bodies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FULL = "connections: got more than the endpoint takes, wanted fewer; try again 
 
 
 class Limits:
-    """The app, whose requests get `take_bytes` into their state."""
+    """Wraps the app, and adds `take_bytes` to the state of its requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Accepts connections at a socket and hands their requests to the app."""
+"""Accepts connections at a socket and passes their requests to the app."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusewire.serving.openai.connections import (
 )
 from fusewire.serving.openai.loading import Models
 
-_QUEUE = 2048  # connections that wait to be accepted
+_QUEUE = 2048  # maximum number of connections that wait to be accepted
 _LOST = "server: a process of the model died before it answered; try again later"
 _STOPS = "server: it stopped before the answer was complete; try again later"
 
@@ -29,7 +29,7 @@ class Listener:
     """OpenAI's interface to the models of one server."""
 
     def __init__(self, configuration: Configuration) -> None:
-        """ConfigurationError where the API keys cannot be used."""
+        """Raises ConfigurationError where the API keys cannot be used."""
         settings = configuration.settings
         memory.map_large_blocks()
         self.models = Models(configuration.sources, settings.chat_template)
@@ -39,22 +39,24 @@ class Listener:
         self._server = uvicorn.Server(_uvicorn_config(self._api.app(), self._drain_s))
 
     async def serve(self, ready: Callable[[], None]) -> None:
-        """Until it is closed, or a signal ends it; calls `ready` when requests are accepted."""
+        """Serves until it is closed or a signal ends it. Calls `ready` when requests are
+        accepted."""
         serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not (self._server.started or serving.done()):
             await asyncio.sleep(0.01)
         if self._server.started:
-            self._socket.listen(_QUEUE)  # asyncio's accepts fewer at once than may wait
+            self._socket.listen(_QUEUE)  # asyncio's own backlog is smaller
             ready()
         await serving
 
     def lost(self, model: str, began_before: float) -> None:
-        """Ends the model's requests that started before then: a process of it has died."""
+        """Ends the model's requests that began before `began_before`, because a process of it has
+        died."""
         self._api.end(_LOST, model, began_before)
 
     def close(self) -> None:
-        """Accepts no more requests; running ones may finish within the exit timeout, then end in an
-        error."""
+        """Accepts no more requests. Running ones may finish within the exit timeout; then they end
+        with an error."""
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_s, self._api.end, _STOPS)
 
@@ -63,7 +65,7 @@ def _uvicorn_config(app: ASGIApp, drain_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         ws="none",
-        log_config=None,  # its warnings go where the program's go
+        log_config=None,  # its warnings go to the program's log
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=drain_s + REFUSAL_S,

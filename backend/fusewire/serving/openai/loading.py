@@ -1,7 +1,6 @@
-"""The endpoint's models, made from the files that Triton loaded them from.
+"""Creates the endpoint's models from the files that Triton loaded them from.
 
-A model whose files cannot be used is left out until they can, so that it keeps no other from being
-served.
+A model whose files cannot be used is left out until they can, so that the others are served.
 """
 
 from __future__ import annotations
@@ -40,10 +39,12 @@ from fusewire.text_workers.workers import TextWorkers
 
 
 class Models:
-    """The models that generate, transcribe, embed or classify, by name, with text workers each."""
+    """The models that generate, transcribe, embed or classify, by name. Each has its own text
+    workers."""
 
     def __init__(self, sources: Mapping[str, ModelSource], chat_template: Path | None) -> None:
-        """`chat_template`: a file in place of the folders' own. Loads what can be."""
+        """Loads all models that can be loaded. `chat_template`: a file that replaces those of the
+        folders."""
         self._sources = sources
         self._chat_template = chat_template
         self.served: dict[str, Served] = {}
@@ -51,13 +52,13 @@ class Models:
         self._load(list(sources))
 
     def load_left_out(self) -> list[str]:
-        """Tries those again that were left out; returns the names of those that are served now."""
+        """Retries the models that were left out. Returns the names of those that are served now."""
         names = list(self.left_out)
         self._load(names)
         return [name for name in names if name in self.served]
 
     def _load(self, names: list[str]) -> None:
-        # As many at a time as there are cores.
+        # As many in parallel as there are cores.
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             results = list(threads.map(self._loaded, names))
         for name, result in zip(names, results, strict=True):
@@ -68,7 +69,8 @@ class Models:
                 self.left_out[name] = result
 
     def _loaded(self, name: str) -> Served | FusewireError | OSError | None:
-        """The model, or why it cannot be loaded; None where the endpoint has no routes for it."""
+        """Returns the model, or the error for which it cannot be loaded, or None where the endpoint
+        has no routes for it."""
         try:
             return _served(name, self._sources[name], self._chat_template)
         except (FusewireError, OSError) as error:
@@ -101,7 +103,7 @@ def _generator(name: str, folder: Path, max_length: int | None, file: Path | Non
     config, _ = generation_config(folder)
     draws = config.get("do_sample")
     if draws is None and (config.get("num_beams") or 1) != 1:
-        draws = False  # it searches
+        draws = False  # beam search
     workers = TextWorkers(folder, max_length=longest, chat_template=file)
     return Generator(name, GENERATE, _ready(workers), longest, draws, encoder is not None)
 
@@ -141,7 +143,7 @@ def _image_encoder(
 
 
 def _ready(workers: TextWorkers) -> TextWorkers:
-    """Once they have loaded the folder; none is left where they cannot."""
+    """Returns the workers once they have loaded the folder. Closes them where they cannot."""
     try:
         workers.description()
     except BaseException:
@@ -151,7 +153,8 @@ def _ready(workers: TextWorkers) -> TextWorkers:
 
 
 def _check_outputs(config: Any, name: str, outputs: Sequence[str]) -> None:
-    """An entry written by an earlier version has fewer outputs than are asked for here."""
+    """Raises ConfigurationError for an entry of an earlier version, which has fewer outputs than
+    needed."""
     there = {output.name for output in config.output}
     missing = [output for output in outputs if output not in there]
     if missing:

@@ -1,4 +1,4 @@
-"""/rerank and /score: how well documents fit a query, by a classifier with one label."""
+"""/rerank and /score: the relevance of documents to a query, by a classifier with one label."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, us
 from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.served import Encoder
 
-# In all pairs of a request: each is sent to the model with its query.
+# Total of all pairs of a request: each document is sent to the model with its query.
 _MOST_CHARACTERS = 1 << 24
 
 
 class RankingBody(EncoderBody):
-    """The fields of both."""
+    """The common fields of both."""
 
     model: str | None = Field(  # type: ignore[assignment]
         default=None, description="Default: the server's only model that ranks."
@@ -54,7 +54,8 @@ class ScoreRequest(RankingBody):
 async def rerank(
     client: AsyncClient, model: Encoder, body: RerankRequest, options: Mapping[str, Any]
 ) -> Computed:
-    """The answer's body, and the tokens computed. `options`: of every call."""
+    """Returns the answer's body, and the number of computed tokens. `options`: passed to every
+    call."""
     field = "documents" if body.texts is None else "texts"
     documents = body.documents if body.texts is None else body.texts
     if documents is None or (body.documents is not None and body.texts is not None):
@@ -109,7 +110,7 @@ async def _scores(
     pairs: Sequence[tuple[str, str]],
     raw: bool = False,
 ) -> tuple[list[float], int]:
-    """(a score for each pair, the tokens computed)."""
+    """Returns (a score for each pair, the number of computed tokens)."""
     parameters: Mapping[str, Any] = {
         "function_to_apply": "none" if raw else model.score_function,
         **encoder_parameters(model, body.given(), body.truncate_prompt_tokens),

@@ -1,5 +1,4 @@
-"""How bodies are read and checked: in bounded time and memory, the large ones beside the event
-loop."""
+"""Reads and checks bodies in bounded time and memory, large ones outside the event loop."""
 
 from __future__ import annotations
 
@@ -22,26 +21,28 @@ from fusewire.serving.openai.forms import form_fields
 from fusewire.text.bounded_json import read_object
 from fusewire.text.conversation import MOST_NESTING
 
-# A conversation as long as a template takes, or two thousand texts to embed.
+# Enough for a conversation of the longest supported length, or for two thousand texts to embed.
 MOST_BODY_BYTES = 1 << 24
-# A file of sound, as OpenAI takes it, and the fields beside it.
+# An audio file of OpenAI's maximum size, and other fields.
 MOST_UPLOAD_BYTES = (25 << 20) + (1 << 16)
-# Checked within a millisecond, so at once: changing to a thread and back would take as long.
+# Shorter bodies are checked within a millisecond, in the event loop: switching to a thread and back
+# would take as long.
 SHORT_BYTES = 1 << 16
-# In all requests in flight together. Short bodies do not count, so that large ones keep none out.
+# In all requests in flight in total. Short bodies do not count, so that large ones do not block
+# them.
 MOST_TOTAL_BYTES = 1 << 27
-# A body may take this time, and as much more as its bytes take at the least rate.
+# Time limit of a body, plus the time that its bytes take at the least rate.
 BODY_TIMEOUT_S = 10.0
 LEAST_BYTES_PER_S = 1 << 16
 
-# A large body takes some times its size while it is parsed, so few are at once.
+# Parsing a large body takes several times its size in memory, so few are parsed at once.
 _PARSERS = ThreadPoolExecutor(2, "large-body")
 _TOO_LARGE = (
     f"body: got over {MOST_BODY_BYTES} bytes, wanted at most as many; send several requests"
 )
 _UPLOAD_TOO_LARGE = (
     f"file: got a body of over {MOST_UPLOAD_BYTES} bytes, wanted at most as many; compress the "
-    "sound, send it in parts, or send it to Triton"
+    "audio, send it in parts, or send it to Triton"
 )
 _TOO_MANY = (
     f"body: got one for which there is no room, wanted at most {MOST_TOTAL_BYTES} bytes of bodies "
@@ -54,14 +55,15 @@ _TOO_SLOW = (
 
 
 class Bodies:
-    """The memory for bodies, which all requests share."""
+    """The memory for bodies, shared by all requests."""
 
     def __init__(self, most_bytes: int = MOST_TOTAL_BYTES) -> None:
         self._most_bytes = self._free_bytes = most_bytes
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """A request's share, as a function that takes bytes of it; ApiError where none are left."""
+        """Yields a function that takes bytes for one request. It raises ApiError where none are
+        left."""
         received = taken = 0
 
         def take(size: int) -> None:
@@ -82,7 +84,7 @@ class Bodies:
 
 
 class BoundedRoute(APIRoute):
-    """Reads bodies within bounds, and sends nothing to clients that have disconnected."""
+    """Reads bodies within limits, and sends nothing to clients that have disconnected."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -94,7 +96,7 @@ class BoundedRoute(APIRoute):
             try:
                 return await call.unless_ended(lambda: handle(bounded))
             except Exception as error:
-                # FastAPI makes an error of its own of one that a body is read with.
+                # FastAPI replaces an error while a body is read by its own.
                 if isinstance(error, answering.ClientGone) or bounded.client_left:
                     return Response(status_code=499)
                 raise
@@ -103,21 +105,22 @@ class BoundedRoute(APIRoute):
 
 
 class BoundedRequest(Request):
-    """Reads JSON as strictly as a model reads its parameters, or a form with a file, and no more of
-    it than it may."""
+    """Reads JSON as strictly as a model reads its parameters, or a form with a file, up to a size
+    limit."""
 
     def __init__(self, request: Request, model: type[BaseModel] | None) -> None:
-        """`model`: of the route's bodies."""
+        """`model`: the type of the route's bodies."""
         super().__init__(request.scope, request.receive)
         self._model = model
         self._received = bytearray()
-        self.client_left = False  # before all of its body was here
+        self.client_left = False  # before its whole body was received
 
     async def body(self) -> bytes:
-        """Its first byte: FastAPI only looks whether there is one, and would keep the whole."""
+        """Returns the first byte of the body. FastAPI only checks that there is one, and would keep
+        the whole body in memory."""
         kind, main, sub = self._kind()
         if main != "application" or not (sub == "json" or sub.endswith("+json")):
-            # Browsers send anything else for any page, without asking the endpoint first.
+            # Browsers let any page send other types without asking the endpoint first.
             raise ApiError(400, errors.not_json(kind))
         await self._receive_all(MOST_BODY_BYTES, _TOO_LARGE)
         if not self._received:
@@ -125,7 +128,7 @@ class BoundedRequest(Request):
         return bytes(self._received[:1])
 
     async def json(self) -> BaseModel:
-        """The body, checked: FastAPI takes an instance as it is."""
+        """Returns the body after checking it. FastAPI accepts an instance as it is."""
         try:
             if len(self._received) < SHORT_BYTES:
                 return self._checked()
@@ -136,8 +139,8 @@ class BoundedRequest(Request):
             raise errors.invalid(error) from None
 
     async def upload(self) -> list[tuple[str, str | bytes]]:
-        """The fields of a form, and the bytes of its file. A page of another origin could send one
-        without asking, too: what `Hosts` says of it holds."""
+        """Returns the fields of a form, and the bytes of its file. Browsers let a page of another
+        origin send a form without asking; `Hosts` refuses such a request."""
         kind, main, sub = self._kind()
         if (main, sub) != ("multipart", "form-data"):
             raise ApiError(400, errors.no_form(kind))
@@ -149,8 +152,8 @@ class BoundedRequest(Request):
             self._received.clear()
 
     def _kind(self) -> tuple[str, str, str]:
-        """The type of the body: as it is written, and its two parts. ApiError for one that is
-        packed."""
+        """Returns the type of the body: as it is written, and its two parts. Raises ApiError for a
+        compressed body."""
         coding = self.headers.get("content-encoding", "identity")
         if coding.lower() not in ("", "identity"):
             raise ApiError(400, errors.packed(coding))
@@ -167,7 +170,7 @@ class BoundedRequest(Request):
             try:
                 await self._receive_within_time(most_bytes, too_large)
             except BaseException:
-                self._received.clear()  # the error's traceback would keep it
+                self._received.clear()  # the error's traceback would keep it in memory
                 raise
 
     async def _receive_within_time(self, most_bytes: int, too_large: str) -> None:

@@ -1,7 +1,7 @@
-"""What the endpoint knows of each model: its task, its tokenizer, its chat template, its limits.
+"""The endpoint's record of each model: its task, its tokenizer, its chat template, its limits.
 
-Prompts of conversations and counts of tokens are made by the model's text workers, from the files
-that the model was loaded from.
+The model's text workers render prompts of conversations and count tokens, with the files that the
+model was loaded from.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
     from fusewire.serving.openai.generation_bodies import GenerationBody
 
 EMBED, CLASSIFY = "embed", "classify"
-# Counted in one call of a worker, so that other requests come between.
+# Maximum per call of a worker, so that other requests run in between.
 _COUNTED_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Served:
-    """One model. Methods that tokenise raise InvalidInput, which names `field`, and Unavailable."""
+    """One model. Methods that tokenise raise InvalidInput with `field`, and Unavailable."""
 
     name: str
     task: str
     workers: TextWorkers
-    max_length: int  # tokens of a sequence, with special tokens; generated ones included
+    max_length: int  # tokens of a sequence, including special and generated tokens
 
     async def ids(self, field: str, text: str, special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
+        """Returns the token ids of a text."""
         ids: list[int] = await self.compute("ids", field, text=text, special_tokens=special_tokens)
         return ids
 
     async def text(self, field: str, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         text: str = await self.compute("text", field, tokens=tokens)
         return text
 
     async def compute(self, method: str, field: str, **arguments: Any) -> Any:
-        """What TextProcessor's method returns; InvalidInput where the model has no tokenizer."""
+        """Returns the result of TextProcessor's method. Raises InvalidInput where the model has no
+        tokenizer."""
         if not self.workers.description()["has_tokenizer"]:
             got, wanted = f"{self.name}, which has no tokenizer", f"a model with one ({WANTED})"
             raise InvalidInput("model", got, wanted, "choose another, or tokenize at the client")
@@ -61,7 +62,8 @@ class Served:
         limit: int,
         prompt: str = "",
     ) -> int:
-        """Tokens of texts or pairs, each at most `limit`; 0 where the model has no tokenizer."""
+        """Returns the number of tokens of texts or pairs, each counted up to `limit`; 0 for a model
+        without a tokenizer."""
         if not self.workers.description()["has_tokenizer"]:
             return 0
         counts = [
@@ -73,10 +75,10 @@ class Served:
 
 @dataclass(frozen=True)
 class Generator(Served):
-    """A model that generates."""
+    """A generative model."""
 
-    draws: bool | None = None  # what the folder says of `do_sample`
-    reads_sources: bool = False  # an encoder-decoder model: no text goes on from its prompt
+    draws: bool | None = None  # the folder's `do_sample`
+    reads_sources: bool = False  # encoder-decoder model: texts do not continue the prompt
 
     async def conversation(
         self,
@@ -86,8 +88,8 @@ class Generator(Served):
         add_special_tokens: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of the prompt that the chat template makes of messages. It writes the special
-        tokens; a second one at the front would change the answer."""
+        """Returns the ids of the prompt that the chat template renders from messages. The template
+        writes the special tokens itself; a second one at the front would change the answer."""
         if not self.workers.description()["has_template"]:
             raise ApiError(
                 400,
@@ -113,7 +115,7 @@ class Generator(Served):
         body: GenerationBody,
         parameters: Mapping[str, Any],
     ) -> list[list[int]]:
-        """The last tokens of each prompt, as many as `truncate_prompt_tokens` says."""
+        """Returns the last `truncate_prompt_tokens` tokens of each prompt."""
         most = body.truncate_prompt_tokens
         if most == -1:
             asked = parameters.get("max_tokens", parameters.get("max_new_tokens"))
@@ -138,9 +140,9 @@ class Generator(Served):
 
 @dataclass(frozen=True)
 class Transcriber(Served):
-    """A model that writes what is said."""
+    """A speech model."""
 
-    multilingual: bool = True  # else it knows neither languages nor tasks
+    multilingual: bool = True  # False: it has neither languages nor tasks
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,14 @@ class Encoder(Served):
     """A model that embeds or classifies."""
 
     settings: EngineSettings
-    files: SentenceFiles  # of an embedder
-    width: int  # of an embedding
-    labels: int  # of a classifier
-    score_function: str  # of a classifier with one label
-    query_prompt: str = ""  # of such: before the first text of each pair
+    files: SentenceFiles  # for an embedder
+    width: int  # elements of an embedding
+    labels: int  # number of labels of a classifier
+    score_function: str  # for a classifier with one label
+    query_prompt: str = ""  # for the same: prefix of the first text of each pair
 
     def request_settings(self, parameters: Mapping[str, Any]) -> EngineSettings:
-        """The settings of a request with these parameters; InvalidInput."""
+        """Returns the settings of a request with these parameters. Raises InvalidInput."""
         return override(self.settings, parameters, self.task, self.max_length)
 
     def normalizes(self, settings: EngineSettings) -> bool:
@@ -165,7 +167,7 @@ class Encoder(Served):
     async def count(
         self, field: str, texts: Sequence[str] | Sequence[tuple[str, str]], settings: EngineSettings
     ) -> int:
-        """Tokens computed for texts or pairs that the model has answered."""
+        """Returns the number of tokens that the model has computed for texts or pairs."""
         prompt = settings.prompt
         if prompt is None:
             prompt = self.files.prompt(settings.prompt_name)
@@ -174,12 +176,12 @@ class Encoder(Served):
 
 @dataclass(frozen=True)
 class ImageEncoder(Served):
-    """A model that embeds images, and texts where it reads them."""
+    """A model that embeds images, and possibly texts."""
 
     settings: EngineSettings
 
     def request_settings(self, parameters: Mapping[str, Any]) -> EngineSettings:
-        """The settings of a request with these parameters; InvalidInput."""
+        """Returns the settings of a request with these parameters. Raises InvalidInput."""
         return override(self.settings, parameters, self.task, self.max_length, images=True)
 
     def normalizes(self, settings: EngineSettings) -> bool:
@@ -190,7 +192,7 @@ class ImageEncoder(Served):
 def _parts(
     texts: Sequence[str] | Sequence[tuple[str, str]],
 ) -> Iterator[list[str | tuple[str, str]]]:
-    """Texts that follow one another, of _COUNTED_CHARACTERS together, or of one text."""
+    """Yields consecutive texts with at most _COUNTED_CHARACTERS in total, or one longer text."""
     part: list[str | tuple[str, str]] = []
     size = 0
     for one in texts:

@@ -20,8 +20,8 @@ _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus'
 async def health(
     client: AsyncClient, models: Sequence[str], left_out: Container[str], *, named: bool
 ) -> Response:
-    """200 where every model takes requests, else ApiError. `left_out`: models that the endpoint
-    itself cannot serve. `named`: the answer lists models."""
+    """Returns status 200 where every model accepts requests. Raises ApiError otherwise. `left_out`:
+    models that the endpoint itself cannot serve. `named`: whether the answer lists models."""
 
     async def ready(model: str) -> bool:
         try:
@@ -39,7 +39,7 @@ async def health(
 
 
 async def metrics(endpoint: Endpoint) -> Response:
-    """Triton's page of metrics, as it is."""
+    """Returns Triton's metrics page unchanged."""
     try:
         page = await asyncio.to_thread(endpoint.metrics)
     except (OSError, HTTPException):

@@ -1,4 +1,4 @@
-"""What is said when, as SubRip (srt) and WebVTT files."""
+"""Transcriptions with times, as SubRip (srt) and WebVTT files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Said:
-    """A text, from `start` until `end`, in seconds; None: from where the one before ends, until the
-    next or the end of the sound."""
+    """A text from `start` to `end`, in seconds. None: from the end of the previous text, or until
+    the next text or the end of the audio."""
 
     start: float | None
     end: float | None
@@ -33,7 +33,7 @@ def vtt(said: Sequence[Said], duration: float) -> str:
 
 
 def spans(said: Sequence[Said], duration: float) -> list[tuple[float, float]]:
-    """When each segment begins and ends, in a sound of this duration."""
+    """Returns the start and end of each segment, in audio of this duration."""
     found, before = [], 0.0
     for place, each in enumerate(said):
         start = before if each.start is None else each.start
@@ -47,7 +47,7 @@ def spans(said: Sequence[Said], duration: float) -> list[tuple[float, float]]:
 def _cues(said: Sequence[Said], duration: float) -> list[tuple[float, float, str]]:
     cues = []
     for (start, end), each in zip(spans(said, duration), said, strict=True):
-        # An arrow would begin a cue of its own, an empty line end this one.
+        # An arrow would begin a new cue, and an empty line would end this one.
         text = "\n".join(filter(None, map(str.strip, each.text.splitlines())))
         cues.append((start, end, text.replace("-->", "->")))
     return cues

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them."""
+"""/tokenize and /detokenize, as in vLLM."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fusewire.serving.openai.served import Generator, Served
 
 
 class TokenizerBody(Body):
-    """The fields of both."""
+    """The common fields of both."""
 
     model: str | None = Field(  # type: ignore[assignment]
         default=None, description="Default: the server's only model."
     )
 
     def check(self) -> None:
-        """InvalidInput for what is not supported."""
+        """Raises InvalidInput for fields that are not supported."""
         for name, value in self.given().items():
             raise InvalidInput(name, shown(value), "a supported field", "remove it")
 
@@ -49,7 +49,7 @@ class DetokenizeRequest(TokenizerBody):
 
 
 async def tokenize(model: Served, body: TokenizeRequest) -> dict[str, Any]:
-    """The answer's body."""
+    """Returns the answer's body."""
     body.check()
     ids = await _ids(model, body)
     strings = None
@@ -64,7 +64,7 @@ async def tokenize(model: Served, body: TokenizeRequest) -> dict[str, Any]:
 
 
 async def detokenize(model: Served, body: DetokenizeRequest) -> dict[str, Any]:
-    """The answer's body."""
+    """Returns the answer's body."""
     body.check()
     return {"prompt": await model.text("tokens", body.tokens)}
 

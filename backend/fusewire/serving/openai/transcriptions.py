@@ -1,4 +1,4 @@
-"""/v1/audio/transcriptions and /v1/audio/translations: what is said in a file of sound."""
+"""/v1/audio/transcriptions and /v1/audio/translations: the transcription of an audio file."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from fusewire.serving.openai.verbose_transcript import verbose_segments, verbose
 from fusewire.text.written import written_flag
 
 _OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens", "language", "duration")
-# All that a model is asked for.
+# All outputs that may be requested of a model.
 OUTPUTS = (*_OUTPUTS, "segments")
-# What OpenAI does by itself: silence has no text, at any temperature; and its model's
-# temperatures, with thresholds as transformers has them.
+# OpenAI's defaults: silence has no text, at any temperature; and the temperatures of its model,
+# with thresholds as in transformers.
 _SILENCE = {"logprob_threshold": -1.0, "no_speech_threshold": 0.6}
 _FALLBACK = {
     "temperature": 0.0,
     "fallback_temperatures": [0.2, 0.4, 0.6, 0.8, 1.0],
     "compression_ratio_threshold": 1.35,
 }
-_WITHOUT_BOTH = frozenset(("do_sample", "best_of"))  # of the model's own parameters
-# Fields with a list, which clients also send without the brackets that OpenAI's have.
+_WITHOUT_BOTH = frozenset(("do_sample", "best_of"))  # parameters that disable both defaults
+# Fields with a list. Clients also send their names without the brackets of OpenAI's API.
 _LISTS = ("timestamp_granularities",)
-# The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
+# The model ends requests according to their own `timeout_seconds`; this limit must not be shorter.
 _LONGEST_S = 2 * 86400.0
-# Parameters of generation that would change no answer here -> their values that ask for nothing.
+# Parameters of generation that answers here cannot show -> their values without effect.
 _NOT_ANSWERED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "num_return_sequences": (1,),
     "logprobs": (False,),
 }
-# Whose values no field of a form can hold.
+# Parameters whose values cannot be sent in a form.
 _OF_JSON = ("logit_bias", "bad_words_ids")
 Outputs = Mapping[str, np.ndarray]
 
@@ -60,16 +60,19 @@ def _not_streamed(value: object) -> object:
 
 
 class SpeechBody(Body):
-    """The fields of the form, whose values are texts. Others are the model's parameters."""
+    """The fields of the form, whose values are texts. Other fields are the model's parameters."""
 
     model_config = ConfigDict(strict=False, extra="allow")
 
     file: bytes = Field(description="A WAV, FLAC, MP3 or Ogg file.", repr=False)
     language: str | None = Field(
-        default=None, description="That is spoken, by its code or English name."
+        default=None,
+        description="Language of the audio, as a code or an English name. Default: the folder's, "
+        "otherwise detected.",
     )
     prompt: str = Field(
-        default="", description="A text that stands before what is said: names, spelling, style."
+        default="",
+        description="A text that precedes the transcription, to suggest names, spelling and style.",
     )
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: float | None = Field(
@@ -77,19 +80,19 @@ class SpeechBody(Body):
         ge=0,
         le=100,
         description="Above 0: sample. 0, the default: decode greedily, and again at higher "
-        "temperatures where a text repeats itself or is unlikely.",
+        "temperatures if a text repeats itself or is unlikely.",
     )
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         default=[],
         description="With verbose_json, which has segments by default: `word`, `segment` or both.",
     )
     stream: Annotated[bool, BeforeValidator(_not_streamed)] = Field(
-        default=False, description="false: an answer comes whole."
+        default=False, description="Only false is supported: the answer is not streamed."
     )
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, str | bytes]]) -> SpeechBody:
-        """The body that a form gives; ValidationError, InvalidInput."""
+        """Returns the body of a form. Raises ValidationError and InvalidInput."""
         values: dict[str, Any] = {}
         for name, value in fields:
             own = name.removesuffix("[]")
@@ -107,7 +110,7 @@ class SpeechBody(Body):
 
     @classmethod
     def form(cls) -> dict[str, Any]:
-        """As an OpenAPI schema has it."""
+        """Returns the form as an OpenAPI schema."""
         schema = cls.model_json_schema()
         schema["properties"]["file"] = {
             **schema["properties"]["file"],
@@ -117,7 +120,7 @@ class SpeechBody(Body):
         return {"multipart/form-data": {"schema": schema}}
 
     def names_used(self) -> dict[str, str]:
-        """The model's names -> those the client used."""
+        """Returns the model's names -> those in the client's request."""
         names = {"audio": "file", "prompt_ids": "prompt", "tenant": TENANT_HEADER}
         if self.wants_words:
             names["return_timestamps"] = "timestamp_granularities"
@@ -129,11 +132,11 @@ class SpeechBody(Body):
 
     @property
     def timed(self) -> bool:
-        """Whether the answer says when something is said."""
+        """Whether the answer has times."""
         return self.response_format in ("srt", "verbose_json", "vtt")
 
     async def parameters(self, task: str, model: Transcriber) -> dict[str, Any]:
-        """The parameters of the model's generation; InvalidInput."""
+        """Returns the parameters of generation. Raises InvalidInput."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             got, wanted = f"it with response_format {self.response_format}", "it with verbose_json"
             raise InvalidInput("timestamp_granularities", got, wanted, "change one of them")
@@ -141,21 +144,22 @@ class SpeechBody(Body):
         for name, value in (("language", self.language), ("temperature", self.temperature)):
             if value not in (None, ""):
                 asked[name] = value
-        if model.multilingual or task == "translate":  # one that knows no tasks refuses it
+        if model.multilingual or task == "translate":  # models without tasks refuse it
             asked["task"] = task
         if not _WITHOUT_BOTH & asked.keys():
             asked = {**_SILENCE, **({} if self.temperature else _FALLBACK), **asked}
         if self.timed:
             asked["return_timestamps"] = "word" if self.wants_words else True
         if prompt := self.prompt.strip():
-            # As words stand behind others; special tokens of such a text are refused by the model.
+            # With a space, as words after other words. The model refuses special tokens in it.
             ids = await model.ids("prompt", f" {prompt}", special_tokens=False)
-            asked["prompt_ids"] = ids[-MOST_PREFIX_TOKENS:]  # of which the model takes the last
+            asked["prompt_ids"] = ids[-MOST_PREFIX_TOKENS:]  # the model uses the last ones
         check_size(asked)
         return asked
 
     def _without_said_elsewhere(self, task: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """InvalidInput for parameters of the model that contradict the path or other fields."""
+        """Returns the parameters without those that the path or other fields define. Raises
+        InvalidInput for those that contradict them."""
         translates = task == "translate"
         other = f"/v1/audio/{'transcriptions' if translates else 'translations'}"
         meant = "word" if self.wants_words else self.timed
@@ -171,7 +175,8 @@ class SpeechBody(Body):
 
 
 def _answered(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that an answer shows; InvalidInput for others."""
+    """Returns the parameters that affect an answer. Raises InvalidInput for those that it cannot
+    show."""
     remedy = "remove it, or ask the KServe v2 endpoint"
     for name, harmless in _NOT_ANSWERED.items():
         if name in given and not has_no_effect(given[name], harmless):
@@ -191,9 +196,9 @@ async def transcribed(
     parameters: Mapping[str, Any],
     sender: Mapping[str, str],
 ) -> Outputs:
-    """The model's outputs. Leaving early cancels it. `sender`: the request parameters that say who
-    sent it."""
-    wanted = OUTPUTS if body.timed else _OUTPUTS  # segments ask for timestamps
+    """Returns the model's outputs. Cancelling the call cancels the request. `sender`: the request
+    parameters that identify the sender."""
+    wanted = OUTPUTS if body.timed else _OUTPUTS  # segments request timestamps
     inputs = {
         "audio": np.array([body.file], np.object_),
         "sampling_parameters": np.array([json.dumps(parameters).encode()], np.object_),
@@ -207,7 +212,8 @@ async def transcribed(
 
 
 def usage(outputs: Outputs) -> dict[str, Any]:
-    """The usage as the log has it; an answer has the seconds of the sound instead, as OpenAI's."""
+    """Returns the usage for the log. Answers have the seconds of audio instead, as in OpenAI's
+    API."""
     prompt, completion = (int(outputs[f"num_{each}_tokens"][0]) for each in ("input", "output"))
     return {"prompt_tokens": prompt, "completion_tokens": completion}
 

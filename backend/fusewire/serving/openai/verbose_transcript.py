@@ -1,4 +1,4 @@
-"""What is said in a sound with all that is known of it: OpenAI's `verbose_json`."""
+"""A transcription with all details: OpenAI's `verbose_json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_A_SEGMENT = ("text", "tokens", "avg_logprob", "no_speech_prob")
 
 
 def verbose_words(segments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The words of the model's segments."""
+    """Returns the words of the model's segments."""
     words = [word for each in segments for word in each.get("words", ())]
     return [{**each, "word": each["word"].strip()} for each in words]
 
@@ -21,8 +21,8 @@ def verbose_words(segments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 def verbose_segments(
     segments: Sequence[Mapping[str, Any]], duration: float, temperature: float
 ) -> list[dict[str, Any]]:
-    """The model's segments, in a sound of this duration. `temperature`: for windows that name none.
-    Segments of one window share what is known of its text."""
+    """Returns the model's segments, in audio of this duration. `temperature`: for windows without
+    one. Segments of one window share the statistics of its text."""
     said = [Said(each["start"], each["end"], each["text"]) for each in segments]
     ratios = _compression_ratios(segments)
     return [
@@ -42,8 +42,9 @@ def verbose_segments(
 
 
 def _compression_ratios(segments: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """How many times shorter zlib makes the text of each window, by the frame that it begins at.
-    The ratio by which the model judges its texts is another: that of tokens."""
+    """Returns the factor by which zlib compresses the text of each window, by the frame at which it
+    begins. It differs from the ratio by which the model judges its texts, which is computed from
+    tokens."""
     texts: defaultdict[int, str] = defaultdict(str)
     for each in segments:
         texts[each["seek"]] += each["text"]

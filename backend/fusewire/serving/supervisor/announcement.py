@@ -1,4 +1,5 @@
-"""What `serve` prints when it is ready: what it serves, where, and how to send requests."""
+"""The message that `serve` prints when it is ready: the models, the addresses, and how to send
+requests."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True)
 class Served:
-    """A model's description; `task` and `dtype` are empty for models of other backends."""
+    """A model's description. `task` and `dtype` are empty for models of other backends."""
 
     name: str
     task: str
@@ -35,7 +36,8 @@ class Served:
 
 
 def facts(server: Server) -> dict[str, Any]:
-    """What programs read: the event `ready` of `--json`, and the fields of its log line."""
+    """Returns the values for programs: the event `ready` of `--json`, and the fields of its log
+    line."""
     at = server.endpoint
     return {
         "models": server.models,
@@ -49,7 +51,7 @@ def facts(server: Server) -> dict[str, Any]:
 
 
 def lines(server: Server) -> Iterator[str]:
-    """The same for people, with commands that query the first model."""
+    """Yields the lines for people, with commands that query the first model."""
     at = server.endpoint
     rows = [_served(server, model) for model in server.models]
     yield f"fusewire {__version__} is ready"
@@ -86,8 +88,8 @@ def _served(server: Server, model: str) -> Served:
 
 
 def _precisions(server: Server, model: str) -> Iterator[str]:
-    """What the model's instances say that they compute in, and where they made something else of
-    the weights that a folder has quantised. None where the server shows no metrics."""
+    """Yields the precisions that the model's instances report, with a note where they dequantised
+    the weights of a quantised folder. Yields nothing where the metrics cannot be read."""
     folder = repository.served_version(server.entry(model))
     method = repository.quantized_as(folder) if folder else None
     try:
@@ -109,7 +111,8 @@ def _table(rows: list[Any]) -> Iterator[str]:
 
 
 def _commands(server: Server, asked: Served, *, only: bool) -> Iterator[str]:
-    """Commands that query a model with the texts of its probe; one without tokenizer, with ids."""
+    """Yields commands that query a model with the texts of its probe, or with ids without a
+    tokenizer."""
     at = server.endpoint
     folder = repository.served_version(server.entry(asked.name))
     question = Probe(asked.task, tuple(stored_probe(server.entry(asked.name), asked.task)))
@@ -121,7 +124,7 @@ def _commands(server: Server, asked: Served, *, only: bool) -> Iterator[str]:
         texts = [_PROMPT]
         body = {"text_input": _PROMPT, "parameters": {"max_new_tokens": 20}}
     if any(each.name == "pixel_values" for each in question.tensors):
-        texts, body = ["photo.jpg"], None  # as curl cannot write the bytes of a file into JSON
+        texts, body = ["photo.jpg"], None  # curl cannot put the bytes of a file into JSON
     if texts:
         words = [asked.task, texts[0], *(["--second", texts[1]] if texts[1:] else [])]
         words += [] if only else ["--model", asked.name]

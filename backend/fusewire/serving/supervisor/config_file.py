@@ -37,13 +37,13 @@ from fusewire.tasks.contract import GENERATE, GENERATING
 _SIZE_LIMIT_BYTES = 1 << 20
 _MOST_NESTING = 16
 _MODELS = "models"
-_OWN = ("name", "source", "revision")  # of a model, beside its settings
+_OWN = ("name", "source", "revision")  # keys of a model that are not settings
 
 Place = tuple[str | int, ...]  # keys and indices that lead to a value
 
 
 class ConfigFile:
-    """The settings of a file; ConfigurationError names file, line and key at fault."""
+    """The settings of a file. Raises ConfigurationError with file, line and key."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +110,7 @@ class ConfigFile:
             for event in yaml.parse(text, yaml.SafeLoader):
                 depth += isinstance(event, yaml.CollectionStartEvent)
                 depth -= isinstance(event, yaml.CollectionEndEvent)
-                if depth > _MOST_NESTING:  # the scanner's time grows with its square
+                if depth > _MOST_NESTING:  # the scanner's time grows quadratically with it
                     line = event.start_mark.line + 1
                     raise ConfigurationError(
                         f"{self._path}, line {line}: got over {_MOST_NESTING} levels of nesting, "
@@ -176,7 +176,7 @@ class ConfigFile:
 
 
 def printed(server: ServerSettings, sources: Sequence[Source]) -> str:
-    """The file of a configuration, without secrets."""
+    """Returns the file of a configuration, without secrets."""
     hidden = [name for name in secrets(ServerSettings) if getattr(server, name) is not None]
     values = server.model_dump(mode="json", exclude=set(secrets(ServerSettings)))
     values[_MODELS] = [source.entry() for source in sources]
@@ -195,7 +195,7 @@ def _model_keys() -> list[str]:
 
 
 def _lines(node: Any, at: Place = ()) -> Iterator[tuple[Place, int]]:
-    """Where each value stands; a key that is there twice comes twice."""
+    """Yields the line of each value. A duplicate key is yielded twice."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             place = (*at, key.value if isinstance(key.value, str) else str(key.value))

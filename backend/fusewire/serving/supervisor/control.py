@@ -1,10 +1,10 @@
-"""What a supervisor asks of its running server: whether it lives, what serves, and to load models.
+"""The supervisor's calls to its running server: is it alive, which models are served, load a model.
 
-They are loaded over gRPC, where each call has its own thread. Over HTTP a load holds, until the
-model is there, one of the threads that send the pieces of streams (server issue 8958). A few
-hundred pieces may wait for such a thread, and tritonserver drops what comes then without a word.
-The stream lacks that text; where it is the end that is dropped, its client waits for ever, and the
-model's process stays though the model be unloaded.
+Models are loaded over gRPC, where each call has its own thread. A load over HTTP blocks one of the
+threads that send the pieces of streams until the model is ready (server issue 8958). A few hundred
+pieces may wait for such a thread; tritonserver silently drops further ones. The stream then lacks
+their text. If its end is dropped, its client waits for ever, and the model's process stays even
+after the model is unloaded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NO_ANSWER = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")
 
 
 class Control:
-    """The restricted calls of one server, and those that need no key. EndpointError where a call
-    fails."""
+    """The restricted calls of one server, and those that need no key. Raises EndpointError where a
+    call fails."""
 
     def __init__(self, endpoint: Endpoint, key: str, load_timeout_s: float) -> None:
         self.endpoint = endpoint
@@ -41,15 +41,15 @@ class Control:
         return False
 
     def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
-        """The server's index of models and their states."""
+        """Returns the server's index of models and their states."""
         rows = self.endpoint.call(
             "repository/index", {}, timeout_s=timeout_s, control_key=self._key
         )
         return rows if isinstance(rows, list) else []
 
     def load(self, model: str, config: dict[str, Any] | None = None) -> None:
-        """Loads a model, or reloads a changed one; returns when it is ready. `config`: in place of
-        the repository's."""
+        """Loads a model, or reloads a changed one. Returns when it is ready. `config`: replaces
+        that of the repository."""
         text = None if config is None else json.dumps(config)
         with self._client() as client:
             client.load_model(
@@ -57,13 +57,14 @@ class Control:
             )
 
     def unload(self, model: str) -> None:
-        """Returns when the model accepts no more requests; running ones are completed."""
+        """Unloads a model. Returns when it accepts no more requests; running ones are completed."""
         with self._client() as client:
             client.unload_model(model, self._headers, client_timeout=self._load_timeout_s)
 
     @contextmanager
     def _client(self) -> Iterator[Any]:
-        # A client for each call: the server may be another by the next. No proxy, as over HTTP.
+        # A new client for each call, as the server may be restarted in between. No proxy, as over
+        # HTTP.
         direct = [("grpc.enable_http_proxy", 0)]
         try:
             with triton.InferenceServerClient(self._address, channel_args=direct) as client:

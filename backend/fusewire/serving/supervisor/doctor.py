@@ -1,4 +1,4 @@
-"""What fusewire finds on this machine, for a person with a problem."""
+"""Reports the state of this machine, for a person with a problem."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.installation import find
 
-# A stub takes a megabyte to begin with and grows with the largest request and answer.
+# A stub's region has one megabyte at first, and grows with the largest request and answer.
 _SHARED_MEMORY_WANTED = 64 << 20
 _PACKAGES = ("numpy", "tokenizers", "pydantic", "protobuf", "tritonclient", "pillow")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; `remedy` is empty where nothing is wrong."""
+    """One line of the report. `remedy` is empty where nothing is wrong."""
 
     subject: str
     found: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 def examine(settings: ServerSettings) -> Iterator[Finding]:
-    """Everything that serving depends on, one after the other."""
+    """Yields a finding for each thing that serving depends on."""
     from fusewire import __version__
 
     yield Finding("fusewire", f"{__version__}, Python {platform.python_version()}")

@@ -1,4 +1,4 @@
-"""One tritonserver process with our backend in it: assembled, started and removed."""
+"""One tritonserver process with our backend: assembled, started and removed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from fusewire.serving.supervisor import launch, processes, tritonserver_command
 from fusewire.serving.supervisor.workplace import SHARED_MEMORY, region_prefix, remove_traces
 
 _LOG_LINE = re.compile(r"^([IWE])\d{4} ")
-# Logged as an error by every start on a machine without CUDA, and no error there.
+# Logged as an error at every start on a machine without CUDA, where it is none.
 _HARMLESS = "CudaDriverHelper has not been initialized"
 _SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
-# Triton lets go of a healthy Python model within two to three seconds.
+# Triton unloads a healthy Python model within two to three seconds.
 _UNLOAD_S = 5.0
-_END_S = 5.0  # what the kernel may need to take back the memory of a killed process
+_END_S = 5.0  # the kernel may need this long to free a killed process's memory
 _STUB_REGION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # after the prefix
-# For the clients of ended requests to be told, on a busy machine too: lost_instances.cc looks for
-# them ten times a second, and lets what was sent before arrive first.
+# Time for clients of ended requests to get their errors, also on a busy machine: lost_instances.cc
+# checks ten times a second, and lets earlier responses arrive first.
 _TOLD_S = 3.0
-# Stages of the end (csrc/tritonserver/stopping.h).
+# Stages of stopping (csrc/tritonserver/stopping.h).
 _UNREADY, _CLOSED = -1, -2
 _ENTRY = """\
 import sys
@@ -49,7 +49,7 @@ LogLine = Callable[[str, str], None]  # level letter, line
 
 
 class EmbeddedServer:
-    """A running tritonserver. `start` returns at once; readiness is the caller's question."""
+    """A running tritonserver. `start` returns at once; the caller checks readiness."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class EmbeddedServer:
         *,
         on_gpus: bool = False,
     ) -> None:
-        """`workplace`: a folder for what the server needs, removed by the caller.
-        `on_gpus`: whether a model computes on one."""
+        """`workplace`: a folder for the server's files, which the caller removes. `on_gpus`:
+        whether a model computes on a GPU."""
         self._installation = installation
         self._settings = settings
         self._endpoint = endpoint
@@ -78,9 +78,9 @@ class EmbeddedServer:
         self._stopped = False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=30)
         self.loaded: set[str] = set()
-        self.failed: set[str] = set()  # to load, at this start or later
-        self.loaded_at: dict[str, float] = {}  # the last time
-        self.changes = 0  # loads and unloads so far
+        self.failed: set[str] = set()  # models that failed to load, at this start or later
+        self.loaded_at: dict[str, float] = {}  # model -> time of its last load
+        self.changes = 0  # number of loads and unloads so far
         self.stub_died = False
         self._assemble()
 
@@ -91,7 +91,8 @@ class EmbeddedServer:
         return -1 if launched is None else launched.process.pid
 
     def exit_code(self) -> int | None:
-        """Negative: ended by that signal. None while it runs, or when there is no process."""
+        """Returns the exit code; negative: ended by that signal. None while the process runs, or
+        without one."""
         launched = self._launched
         return None if launched is None else launched.process.poll()
 
@@ -109,7 +110,7 @@ class EmbeddedServer:
 
     def start(self, repositories: Sequence[Path], models: Sequence[str], log: LogLine) -> None:
         """Starts the process with these models of these repositories. It ends with this process,
-        even if that is killed."""
+        even if this one is killed."""
         self.clear()
         self._drained.clear()
         self._last_lines.clear()
@@ -123,12 +124,12 @@ class EmbeddedServer:
                 self._command(repositories, models),
                 self._workplace,
                 self._control_key,
-                working_directory=self._backends,  # the stub imports from there first
+                working_directory=self._backends,  # the stub imports from here first
                 libraries=self._installation.libraries,
             )
         process = launched.process
         assert process.stdout is not None
-        # A signal may end this between any two steps: only what runs can be waited for.
+        # A signal may end this between any two steps: `_threads` has only threads that run.
         self._threads = []
         self._run(self._read_log, process.stdout, log)
         self._run(_end_with, process.pid)
@@ -139,23 +140,23 @@ class EmbeddedServer:
         self._threads.append(thread)
 
     def stubs(self) -> list[processes.Stub]:
-        """The stubs of this server that are alive."""
+        """Returns the running stubs of this server."""
         children = processes.children(self.pid).items()
         running = [pid for pid, state in children if state == "running"]
         return [stub for pid in running if (stub := processes.stub(pid)) is not None]
 
     def leave_rotation(self) -> None:
-        """Makes the server and its models not ready from now on, while they still answer."""
+        """Makes the server and its models not ready from now on. They still answer requests."""
         self._tell(_UNREADY)
 
     def stop(self, serving: bool = True) -> None:
-        """Ends the process: it takes no more requests, those in flight finish within the exit
-        timeout, then models unload. What is not finished by then gets an error. One that was not
-        `serving` yet has nothing to finish and is killed, as is one that is not done in time: it
-        also waits for connections whose clients send no more.
+        """Ends the process: it accepts no more requests, requests in flight finish within the exit
+        timeout, then models unload. Requests that have not finished by then get an error. A server
+        that was not `serving` yet has nothing to finish and is killed, as is one that does not end
+        in time: it also waits for connections whose clients send no more.
 
-        The server cannot unload a model that lost a stub or failed to load, and would wait in
-        vain; so it is killed when its time is over, at once if a stub died. It is not started
+        The server cannot unload a model that lost a stub or failed to load, and would wait for
+        ever. So it is killed when its time is over, at once if a stub died. It cannot be started
         again.
         """
         with self._starting:
@@ -169,7 +170,7 @@ class EmbeddedServer:
                 if draining and self._drained.wait(0.02):
                     draining = False
                     now = time.monotonic()
-                    # A request counts as in flight until a model has read it, not answered it.
+                    # To Triton a request is in flight until a model has read it, not answered it.
                     deadline = now if self.stub_died else max(deadline, now + _UNLOAD_S)
                 time.sleep(0.02)
             if draining or not self.stub_died:
@@ -177,8 +178,8 @@ class EmbeddedServer:
         self.clear()
 
     def _end_requests(self) -> None:
-        """Ends the requests whose time is over: with their processes, as then their clients get
-        an error (csrc/tritonserver/lost_instances.cc)."""
+        """Ends the remaining requests by killing their processes, which gives their clients an
+        error (csrc/tritonserver/lost_instances.cc)."""
         for stub in self.stubs():
             processes.kill(stub.pid)
         deadline = time.monotonic() + _TOLD_S
@@ -186,11 +187,11 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def clear(self) -> None:
-        """Ends whatever is left of the process, and removes its shared memory and what it left in
-        temporary folders."""
+        """Ends what is left of the process, and removes its shared memory and its temporary
+        folders."""
         launched, self._launched = self._launched, None
         if launched is not None:
-            if launched.process.poll() is None:  # else its process id is not ours any more
+            if launched.process.poll() is None:  # otherwise its process id may be reused
                 processes.kill_group(launched.process.pid)
             launched.process.wait()
             for thread in self._threads:
@@ -199,20 +200,20 @@ class EmbeddedServer:
         remove_traces(self._workplace)
 
     def reap(self, zombies: Iterable[int]) -> None:
-        """Reaps children that were killed or crashed, as tritonserver does not. From then on
-        nothing shows that they died."""
+        """Reaps children that were killed or crashed, as tritonserver does not. Afterwards nothing
+        shows that they died."""
         self._tell(*zombies)
 
     def _tell(self, *words: int) -> None:
         launched = self._launched
         if launched is None:
             return
-        with contextlib.suppress(OSError, ValueError):  # the server has ended too
+        with contextlib.suppress(OSError, ValueError):  # the server has ended
             for word in words:
                 launched.input.write(struct.pack("i", word))
 
     def regions(self) -> list[str]:
-        """The names of the shared memory that the server made for its stubs, one each."""
+        """Returns the names of the shared memory regions that the server made, one per stub."""
         return [
             path.name
             for path in SHARED_MEMORY.glob(f"{self._region_prefix}*")
@@ -225,11 +226,11 @@ class EmbeddedServer:
                 (SHARED_MEMORY / name).unlink()
 
     def _assemble(self) -> None:
-        """The backend directory: ours, and Python's beside it (copies: the server refuses links
-        that lead out of the directory)."""
+        """Makes the backend directory, with our backend and Python's beside it. They are copies:
+        the server refuses links that lead out of the directory."""
         ours = self._backends / "fusewire"
         ours.mkdir(parents=True)
-        # The stub ignores PYTHONPATH, so the entry file carries the path to these same packages.
+        # The stub ignores PYTHONPATH, so the entry file sets the import path of these packages.
         shutil.copy(_backend_model(), ours / "fusewire_model.py")
         (ours / "model.py").write_text(_ENTRY.format(path=import_path()))
         python = self._backends / "python"
@@ -257,7 +258,7 @@ class EmbeddedServer:
         with output:
             for line in output:
                 line = line.rstrip()
-                # About a flag that is wrong it says a line before, or after, 400 lines of usage.
+                # The message on an invalid flag is one line before or after 400 lines of usage.
                 usage = line.startswith("Usage: tritonserver") or (
                     usage and not line.startswith("Bad option")
                 )
@@ -280,7 +281,8 @@ class EmbeddedServer:
 
 
 def _backend_model() -> Path:
-    """model.py: inside the package where that is installed, beside it in the source tree."""
+    """Returns model.py: inside the package where that is installed, beside it in the source
+    tree."""
     package = Path(fusewire.__file__).parent
     for path in (package / "serving" / "instance" / "triton_model.py", package.parent / "model.py"):
         if path.is_file():
@@ -292,10 +294,9 @@ def _backend_model() -> Path:
 
 
 def _end_with(server: int) -> None:
-    """Waits until the server ends, then ends its stubs and waits for them. One that was being
-    loaded would wait for the server for ever, and keep open the ports and connections that it
-    inherited."""
-    with contextlib.suppress(ChildProcessError):  # its end was noticed elsewhere first
+    """Waits until the server ends, then ends its stubs and waits for them. A stub that is being
+    loaded would wait for the server for ever, and keep its inherited ports and connections open."""
+    with contextlib.suppress(ChildProcessError):  # another thread has waited for it already
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
     processes.kill_group(server)
     processes.wait_for_group(server, _END_S)

@@ -25,7 +25,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class _Stopped(BaseException):
-    """A signal asked for the end."""
+    """Raised by a signal that ends the server."""
 
 
 def serve_until_signalled(
@@ -124,16 +124,16 @@ def _line(**event: Any) -> None:
 
 
 def _print(text: str) -> None:
-    # Not by rich, which prints again what a signal interrupted. Several threads report: what one
-    # writes is a whole line.
+    # Not with rich, which repeats output that a signal interrupted. A single write per line, as
+    # several threads report.
     try:
         print(f"{text}\n", end="", flush=True)
-    except OSError:  # nobody reads it any more, and the interpreter would try again at its end
+    except OSError:  # the reader is gone; the interpreter would write again at exit
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 class _Signals:
-    """What a signal does: the first one ends the serving, another one the wait for requests."""
+    """The signal handler. The first signal stops serving, another one the wait for requests."""
 
     def __init__(self) -> None:
         self.server: Server | None = None
@@ -154,7 +154,7 @@ def _signals() -> Iterator[_Signals]:
     before = {number: signal.getsignal(number) for number in _ENDING}
     try:
         for number in _ENDING:
-            # Under nohup it is ignored.
+            # Under nohup SIGHUP stays ignored.
             if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
                 signal.signal(number, handler)
         yield handler

@@ -1,9 +1,9 @@
-"""The supervisor's side of the OpenAI endpoint: a process of its own, opened after Triton is ready
-and closed before it.
+"""The supervisor's side of the OpenAI endpoint, which is a separate process, opened after Triton is
+ready and closed before it.
 
-The watchdog never waits for that process, so nothing that a request does there stops the healing of
-models. A process that ended, or whose event loop is blocked, is replaced. The socket stays open
-meanwhile: new connections wait for the next process instead of being refused.
+The watchdog never waits for that process, so no request there can stop the healing of models. A
+process that ended, or whose event loop is blocked, is replaced. The socket stays open meanwhile:
+new connections wait for the next process instead of being refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusewire.serving.supervisor.gateway_process import Ended, GatewayProcess
 from fusewire.serving.supervisor.pins import Pin
 
 _TICK_S = 0.25
-# Without a sign of life of the event loop, which gives one every ALIVE_EVERY_S.
+# Time limit between signs of life of the event loop, which sends one every ALIVE_EVERY_S.
 _HANGS_S = 10.0
 _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 60.0
@@ -44,37 +44,39 @@ class Gateway:
         settings: ServerSettings,
         report: Callable[[str], None],
     ) -> None:
-        """`endpoint`: Triton's. `entries`: model -> repository entry. `serves`: what of a model
-        serves. `port`: 0 for any free one. ConfigurationError where it is not free."""
+        """`endpoint`: that of Triton. `entries`: model -> repository entry. `serves`: returns the
+        pin of a model that is served. `port`: 0 for any free one. Raises ConfigurationError where
+        it is not free."""
         self._endpoint = endpoint
         self._models = tuple(entries)
         self._serves = serves
         self._settings = settings
         self._report = report
-        # At first those of the repository, later what serves: the repository may have changed.
+        # At first those of the repository, later those of the pins: the repository may have
+        # changed.
         self._sources = dict(_sources(entries))
         self._listener = bound("openai-port", endpoint.host, port)
         self.address = f"{endpoint.host}:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._supervise, name="openai", daemon=True)
-        self._lock = threading.Lock()  # of the next two
+        self._lock = threading.Lock()  # guards the next two
         self._process: GatewayProcess | None = None
         self._opened = False
         self._settled = threading.Event()  # the first start has succeeded, or failed
         self._error: FusewireError | None = None  # of the first start
-        self._ends_at = math.inf  # once it closes; a signal handler may set it
+        self._ends_at = math.inf  # set when it closes; a signal handler may set it too
 
     def start(self) -> None:
-        """Starts the process, which reads its models meanwhile."""
+        """Starts the process, which then reads its models in parallel."""
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what kept the process from starting: ConfigurationError, CheckpointError for a
-        model's files, FusewireError."""
+        """Raises the error for which the process could not start: ConfigurationError,
+        CheckpointError for a model's files, FusewireError."""
         if self._error is not None:
             raise self._error
 
     def open(self) -> None:
-        """Returns when requests are accepted; the errors of `check`."""
+        """Returns when requests are accepted. Raises as `check`."""
         with self._lock:
             self._opened = True
             if self._process is not None:
@@ -83,15 +85,16 @@ class Gateway:
         self.check()
 
     def lost(self, model: str, began_before: float) -> None:
-        """Ends the model's requests that started before then: a process of it has died."""
+        """Ends the model's requests that began before `began_before`, because a process of it has
+        died."""
         with self._lock:
             if self._process is not None:
                 self._process.send(line("lost", model=model, began_before=began_before))
 
     def close(self) -> None:
-        """Accepts no more requests; running ones may finish within the exit timeout, then end in an
-        error."""
-        self._listener.close()  # or new connections would wait for a next process
+        """Accepts no more requests. Running ones may finish within the exit timeout; then they end
+        with an error."""
+        self._listener.close()  # otherwise new connections would wait for a next process
         within_s = self._settings.exit_timeout_s + REFUSAL_S + 1
         self._ends_at = min(self._ends_at, time.monotonic() + within_s)
         with self._lock:
@@ -101,8 +104,8 @@ class Gateway:
             self._thread.join()
 
     def kill(self) -> None:
-        """Ends the process without waiting for requests; `close` clears away. Takes no lock, so a
-        signal handler may call it."""
+        """Ends the process without waiting for requests. `close` must still be called. Takes no
+        lock, so that a signal handler may call it."""
         self._ends_at = 0.0
 
     def _supervise(self) -> None:
@@ -119,8 +122,8 @@ class Gateway:
                 )
                 self._settled.set()
                 return
-            # A request that ends each process must not keep the others waiting for longer and
-            # longer; what keeps it from starting may.
+            # Waits longer and longer only if the process cannot start: if a request ends each
+            # process, the other requests must not wait for long.
             rest_s = _FIRST_REST_S if ready else min(2 * rest_s, _LONGEST_REST_S)
             self._report(f"the OpenAI endpoint ended ({why}); starting it again in {rest_s:.0f} s")
             until = time.monotonic() + rest_s
@@ -130,7 +133,7 @@ class Gateway:
                 time.sleep(_TICK_S)
 
     def _run_once(self, began: float) -> tuple[bool, str]:
-        """Runs a process until it ends: whether it was ready, and why it ended."""
+        """Runs a process until it ends. Returns whether it was ready, and why it ended."""
         try:
             process = GatewayProcess(self._listener.fileno(), self._configuration().line())
         except (OSError, ValueError, FusewireError) as error:  # ValueError: the socket was closed
@@ -145,7 +148,7 @@ class Gateway:
             silent_s = 0.0
             while not why:
                 event = process.event(_TICK_S)
-                # Not by the clock: the supervisor itself may have been stopped meanwhile.
+                # Counted, not measured: the supervisor itself may have been stopped (SIGSTOP).
                 silent_s = silent_s + _TICK_S if event is None else 0.0
                 if time.monotonic() >= self._ends_at:
                     why = "closed"
@@ -165,8 +168,8 @@ class Gateway:
         return ready, why or how
 
     def _failure(self, event: dict[str, Any]) -> str:
-        """Why an event must end the process, else "". A model that fails ends the first start only:
-        later it keeps no other from being served."""
+        """Returns the reason for which an event must end the process, or "". A model that fails
+        ends the first start only: later the other models stay served."""
         if event["event"] == "loaded":
             self._report(f"{event['model']}: the OpenAI endpoint serves it again")
         if "error" not in event:
@@ -205,7 +208,7 @@ class Gateway:
 
 
 def _sources(entries: Mapping[str, Path]) -> Iterator[tuple[str, ModelSource]]:
-    """The sources of the models that have a version folder."""
+    """Yields the sources of the models that have a version folder."""
     for model, entry in entries.items():
         folder = repository.served_version(entry)
         if folder is not None:

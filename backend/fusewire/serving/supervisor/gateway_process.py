@@ -1,4 +1,4 @@
-"""One process of the OpenAI endpoint, as its supervisor holds it."""
+"""The supervisor's handle of one process of the OpenAI endpoint."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class Ended(Exception):
 
 
 class GatewayProcess:
-    """Starts the process, which ends with the thread that does this (PR_SET_PDEATHSIG)."""
+    """Starts the process, which ends with the thread that started it (PR_SET_PDEATHSIG)."""
 
     def __init__(self, listener: int, configuration: bytes) -> None:
-        """`listener`: the file descriptor that it inherits. OSError where nothing can start."""
+        """`listener`: the file descriptor that it inherits. Raises OSError where it cannot be
+        started."""
         environment = of_own_process()
         if API_KEY in os.environ:
             environment[API_KEY] = os.environ[API_KEY]
-        self._lock = threading.Lock()  # of `_unsent`
+        self._lock = threading.Lock()  # guards `_unsent`
         self._unsent = bytearray()
         self._events: collections.deque[dict[str, Any]] = collections.deque()
         self._received = b""
@@ -43,7 +44,7 @@ class GatewayProcess:
             stdout=subprocess.PIPE,
             env=environment,
             pass_fds=(listener,),
-            start_new_session=True,  # Ctrl-C is the supervisor's, and its group is ended as one
+            start_new_session=True,  # the supervisor handles Ctrl-C; `end` kills the group
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -56,20 +57,21 @@ class GatewayProcess:
         return self._process.pid
 
     def send(self, line: bytes) -> None:
-        """Sends a line, from any thread, now or as soon as the process reads; never waits."""
+        """Sends a line now, or as soon as the process reads. Never waits. Thread-safe."""
         with self._lock:
             self._unsent += line
             self._flush()
 
     def event(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event of the process, None when there was none in time; Ended."""
+        """Returns the next event of the process, or None when there was none in time. Raises
+        Ended."""
         if not self._events and not self._receive(timeout_s):
             return None
         return self._events.popleft() if self._events else None
 
     def end(self) -> str:
-        """Ends what is left of the process and of its children; says how it ended."""
-        # Until it is waited for, its id is that of no other process.
+        """Ends what is left of the process and of its children. Returns how it ended."""
+        # Its id is not reused before the call of `wait`.
         processes.kill_group(self._process.pid)
         with self._process:  # closes the pipes
             code = self._process.wait()
@@ -81,13 +83,13 @@ class GatewayProcess:
                 del self._unsent[: os.write(self._to, self._unsent)]
 
     def _receive(self, timeout_s: float) -> bool:
-        """Whether anything came within the time."""
+        """Returns whether data came in time."""
         with self._lock:
             self._flush()
         poll = select.poll()
         poll.register(self._from, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
-            if self._has_exited():  # and a child of it keeps the pipe open
+            if self._has_exited():  # while a child of it keeps the pipe open
                 raise Ended
             return False
         read = os.read(self._from, _READ_BYTES)

@@ -1,11 +1,11 @@
-"""Healing: a model whose process died is loaded again, a server that died is started again.
+"""Healing: a model whose process died is reloaded, a server that died is restarted.
 
-Both load what served before (pins.py), and both are tried again, with back-off, for ever: what
-keeps a model or a server from starting may go away, and nobody else would start it.
+Both load what was served before (pins.py), and both are retried for ever, with back-off: what
+prevents a model or a server from starting may go away, and nothing else would start it.
 
-A model is reloaded by loading it again under a changed configuration (`reloads` counts up), because
-a load of the unchanged one does nothing: the new instances come up before the old ones go, so
-instances that are still alive answer all the while.
+A model is reloaded by loading it under a changed configuration (`reloads` is incremented), because
+loading an unchanged one does nothing. The new instances start before the old ones end, so instances
+that are still alive answer all the time.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _INDEX_TIMEOUT_S = 5.0
 
 @dataclass
 class _Suspect:
-    """A model that must be loaded again."""
+    """A model that must be reloaded."""
 
-    what: str  # is wrong with it
-    healthy: bool  # its processes complete what they have begun
+    what: str  # what is wrong with it
+    healthy: bool  # whether its processes complete what they have begun
     backoff: Backoff = field(default_factory=Backoff)
     loading: bool = False
 
 
 class Healer:
-    """Heals one server and its models. Reloads run in threads of their own, so that a model that
-    takes long to load delays no other."""
+    """Heals one server and its models. Reloads run in separate threads, so that a model that takes
+    long to load does not delay others."""
 
     def __init__(
         self, watched: Watched, report: Callable[[str], None], ended: threading.Event
     ) -> None:
-        """`ended`: set when nothing is to be healed any more."""
+        """`ended`: set when healing must stop."""
         self._watched = watched
         self._process = watched.process
         self._control = watched.control
@@ -55,7 +55,7 @@ class Healer:
         self._ended = ended
         self._lock = threading.Lock()
         self._suspects: dict[str, _Suspect] = {}
-        self._leftovers: dict[int, float] = {}  # processes of a replaced model -> since when
+        self._leftovers: dict[int, float] = {}  # replaced process -> time of its replacement
         self._starts = Backoff()
         self.restarting = threading.Event()
         self.reloads_of: collections.Counter[str] = collections.Counter()
@@ -63,7 +63,7 @@ class Healer:
         self.restarts = 0
 
     def remember(self) -> bool:
-        """Notes what serves now; False when the server does not answer."""
+        """Stores what is served now. Returns False when the server does not answer."""
         try:
             self._pins.refresh(_INDEX_TIMEOUT_S)
         except EndpointError:
@@ -71,7 +71,7 @@ class Healer:
         return True
 
     def suspect(self, model: str, what: str, *, healthy: bool = False) -> None:
-        """The model must be loaded again. `healthy`: its processes complete what they have begun,
+        """Marks a model to be reloaded. `healthy`: its processes complete what they have begun,
         however long that takes."""
         with self._lock:
             if not healthy and model in self._suspects:
@@ -79,19 +79,19 @@ class Healer:
             self._suspects.setdefault(model, _Suspect(what, healthy))
 
     def suspects(self) -> dict[str, str]:
-        """Model -> what is wrong with it."""
+        """Returns model -> what is wrong with it."""
         with self._lock:
             return {model: suspect.what for model, suspect in self._suspects.items()}
 
     def heal(self) -> None:
-        """Begins to load the models again whose time has come."""
+        """Starts to reload the models that are due."""
         with self._lock:
             due = {
                 model: suspect
                 for model, suspect in self._suspects.items()
                 if not suspect.loading and suspect.backoff.wait_s() == 0
             }
-        if not due or not self.remember():  # or an operator's unload would be undone
+        if not due or not self.remember():  # otherwise it would undo an operator's unload
             return
         for model, suspect in due.items():
             pin = self._pins.get(model)
@@ -109,23 +109,24 @@ class Healer:
                 raise
 
     def leave(self, pids: list[int], since: float) -> None:
-        """Processes that were replaced then and have the exit timeout to end by themselves."""
+        """Registers processes that were replaced at `since`. They have the exit timeout to end by
+        themselves."""
         with self._lock:
             self._leftovers.update((pid, since) for pid in pids)
 
     def leftovers(self) -> set[int]:
-        """The processes that were replaced and have not ended yet."""
+        """Returns the processes that were replaced and have not ended yet."""
         with self._lock:
             return set(self._leftovers)
 
     def replaced(self, pid: int) -> float | None:
-        """When a process that died was replaced, None for one that was not."""
+        """Returns when a process that died was replaced, or None for one that was not."""
         with self._lock:
             return self._leftovers.pop(pid, None)
 
     def end_leftovers(self) -> None:
         """Ends the replaced processes whose time is over. Triton cannot finish unloading a model
-        that lost a process, so the others would stay."""
+        that lost a process, so its other processes would stay."""
         living = {stub.pid for stub in self._process.stubs()}
         due_since = time.monotonic() - self._watched.settings.exit_timeout_s
         with self._lock:
@@ -135,8 +136,8 @@ class Healer:
             processes.kill(pid)
 
     def restart(self) -> None:
-        """Starts a dead server again on the same ports; returns when it is up, or when healing
-        ended. Models that are not ready then are suspects."""
+        """Restarts a dead server on the same ports. Returns when it is ready, or when healing
+        ended. Models that are not ready then become suspects."""
         self._starts.ended()
         process, died = self._process, time.monotonic()
         what = f"the server died (exit code {process.exit_code()})"
@@ -149,14 +150,14 @@ class Healer:
                 return
             self._starts.begin()
             try:
-                # What kept the first attempt from starting may be a model that it loaded.
+                # If the first attempt fails, the cause may be a model that it loaded.
                 self._start(by_repository=attempt == 0)
                 break
-            except Exception as error:  # of any kind: no file descriptors, no memory, no port
+            except Exception as error:  # of any type: no file descriptors, no memory, no port
                 if self._ended.is_set():
                     return
                 what, log = f"the server did not start ({error})", ""
-                with contextlib.suppress(OSError):  # the next start clears away what is left
+                with contextlib.suppress(OSError):  # the next start removes what is left
                     process.clear()
         self._starts.succeeded()
         self.restarts += 1
@@ -165,8 +166,8 @@ class Healer:
         self._report(f"the server is ready again after {time.monotonic() - died:.1f} s{without}")
 
     def _start(self, *, by_repository: bool) -> None:
-        """Starts the server with the models whose repository entries give what served
-        (`by_repository`), so that it answers when those are ready; the others are suspects."""
+        """Starts the server. With `by_repository` it loads the models whose repository entries
+        equal what was served, and answers when they are ready; the other models become suspects."""
         pins = self._pins.all()
         with self._lock:
             self._leftovers.clear()
@@ -190,7 +191,7 @@ class Healer:
                 self.suspect(model, f"not loaded ({reasons[0]})" if reasons else "not loaded yet")
 
     def _reload(self, model: str, suspect: _Suspect, pin: Pin) -> None:
-        """Loads the model anew beside the old one, which the server then lets go."""
+        """Loads the model beside the old one, which the server then unloads."""
         process, began = self._process, time.monotonic()
         server = process.pid
         self._report(f"{model}: {suspect.what}; loading the model again")
@@ -200,10 +201,10 @@ class Healer:
                 self._control.load(model, pin.override(pin.versions))
             except FusewireError as error:
                 if old or len(pin.versions) == 1:
-                    raise  # what is left of the old one goes on serving
+                    raise  # the remaining processes continue to serve
                 self._load_newest(model, pin, error)
             now = time.monotonic()
-            # They answer what was queued for them first.
+            # Old processes first answer the requests in their queues.
             if not suspect.healthy:
                 self.leave([stub.pid for stub in process.stubs() if stub.pid in old], now)
         except Exception as error:
@@ -221,7 +222,8 @@ class Healer:
         self._report(f"{model}: serving again after {now - began:.1f} s")
 
     def _load_newest(self, model: str, pin: Pin, error: FusewireError) -> None:
-        """Loads the newest version that can be, as all together cannot. It is pinned then."""
+        """Loads the newest version that can be loaded, where loading all versions failed. The pin
+        then has only this version."""
         for version in reversed(pin.versions):
             try:
                 self._control.load(model, pin.override([version]))

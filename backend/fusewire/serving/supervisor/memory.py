@@ -21,23 +21,25 @@ class Resident(NamedTuple):
 
 
 def resident(pid: int) -> Resident:
-    """Zeros for a process that has ended; OSError where the files of /proc cannot be read."""
+    """Returns the resident memory of a process, zeros for one that has ended. Raises OSError where
+    the files of /proc cannot be read."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return Resident()
-    found = {kind: int(kib) << 10 for kind, kib in _RESIDENT.findall(status)}  # none of a zombie
+    found = {kind: int(kib) << 10 for kind, kib in _RESIDENT.findall(status)}  # empty for a zombie
     return Resident(found.get("Anon", 0), found.get("File", 0), found.get("Shmem", 0))
 
 
 def total_bytes(root: Path = Path("/")) -> int:
-    """The memory of the machine, or the limit of this process's cgroup where that is smaller."""
+    """Returns the memory of the machine, or the limit of this process's cgroup if that is
+    smaller."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_cgroup_limits(root)])
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """The limits of the cgroups of this process and of those around them, versions 1 and 2."""
+    """Yields the limits of the cgroups of this process and of their parents, versions 1 and 2."""
     lines = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -49,7 +51,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
             mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        # In a container the path may be the host's; then its own cgroup is the mount itself.
+        # In a container the path may be that of the host; then its own cgroup is the mount itself.
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):  # no limit: "max"

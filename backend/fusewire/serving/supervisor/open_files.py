@@ -1,5 +1,5 @@
-"""The open files of this process and of those that it starts: the standard ones, and the limit, as
-each connection is one."""
+"""The open files of this process and its child processes: the standard streams, and the limit, as
+each connection is an open file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import resource
 
 _ENOUGH = 4096
-_MOST = 1 << 20  # some programs keep tables of as many as they may open
+_MOST = 1 << 20  # some programs allocate tables of this size
 
 
 def open_standard() -> None:
-    """Opens /dev/null in place of what is closed of stdin, stdout and stderr, as after `2>&-`.
-    Else a pipe gets its number, and processes started later have nothing to write to."""
+    """Opens /dev/null for each of stdin, stdout and stderr that is closed, as after `2>&-`.
+    Otherwise a pipe would get its number, and child processes would have nothing to write to."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -30,7 +30,7 @@ def raise_limit() -> None:
 
 
 def warning() -> str | None:
-    """Names the remedy where few connections fit, else None."""
+    """Returns a warning with a remedy where the limit allows few connections, or None."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _ENOUGH:
         return None

@@ -1,7 +1,7 @@
-"""What of each model served: the configuration and versions that healing loads again.
+"""The configuration and versions with which each model was served. Healing loads these again.
 
 The repository may have changed since: a newer version folder that does not load, an edited or
-deleted config.pbtxt. A crash must not load that.
+deleted config.pbtxt. A crash must not load such a change.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _RELOADS = "reloads"
 
 @dataclass(frozen=True)
 class Pin:
-    """A model's configuration as it ran, in Triton's JSON, and the versions that served."""
+    """The configuration with which a model ran, in Triton's JSON, and the versions that were
+    served."""
 
     config: dict[str, Any]
     versions: tuple[int, ...]
 
     def override(self, versions: Sequence[int]) -> dict[str, Any]:
-        """The configuration to load these versions with. The count of reloads in it makes it
-        another one: Triton ignores a load that changes nothing."""
+        """Returns the configuration to load these versions with. It increments the count of
+        reloads, because Triton ignores a load that changes nothing."""
         parameters = self.config.get("parameters", {})
         reloads = int(parameters.get(_RELOADS, {}).get("string_value", 0)) + 1
         return {
@@ -41,7 +42,7 @@ class Pin:
         }
 
     def in_repositories(self, repositories: Sequence[Path], model: str) -> bool:
-        """Whether Triton would load the same from the model's repository entry, as it is now."""
+        """Whether Triton would load the same from the model's current repository entry."""
         try:
             entry = repository.entry(repositories, model)
             message = model_config.read(entry / repository.CONFIG)
@@ -57,15 +58,15 @@ class Pin:
 
 
 class Pins:
-    """The pins of one server's models: of all that serve, whoever loaded them."""
+    """The pins of all models that a server serves, whoever loaded them."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._pins: dict[str, Pin] = {}
 
     def refresh(self, timeout_s: float) -> None:
-        """Asks the server. Keeps the pin of a model that failed, drops that of one that an operator
-        unloaded; EndpointError when there is no answer."""
+        """Reads the server's state. Keeps the pin of a model that failed, and drops that of a model
+        that an operator unloaded. Raises EndpointError when there is no answer."""
         rows = sorted(self._control.index(timeout_s), key=lambda row: str(row["name"]))
         for name, group in itertools.groupby(rows, key=lambda row: str(row["name"])):
             states = {int(row["version"]): row for row in group if row.get("state")}
@@ -77,11 +78,11 @@ class Pins:
                 del self._pins[name]
 
     def get(self, model: str) -> Pin | None:
-        """The pin of a model; None for one that does not serve, or no more."""
+        """Returns the pin of a model, or None for one that is not served."""
         return self._pins.get(model)
 
     def all(self) -> dict[str, Pin]:
-        """Model -> pin."""
+        """Returns model -> pin."""
         return dict(self._pins)
 
     def _remember(self, name: str, versions: list[int], timeout_s: float) -> None:
@@ -95,13 +96,13 @@ class Pins:
 
 
 def _unloaded(row: dict[str, Any]) -> bool:
-    """Whether an operator unloaded the version; one that failed, or never loaded, is none."""
+    """Whether an operator unloaded the version, rather than that it failed or never loaded."""
     return row.get("state") == "UNLOADING" or row.get("reason") == "unloaded"
 
 
 def _within(part: Any, whole: Any) -> bool:
-    """Whether all that is set in one configuration is set so in the other: a running one has
-    Triton's defaults too."""
+    """Whether all values of one configuration are equal in the other. A running one also has
+    Triton's defaults."""
     if isinstance(part, dict) and isinstance(whole, dict):
         return all(key in whole and _within(value, whole[key]) for key, value in part.items())
     if isinstance(part, list) and isinstance(whole, list):

@@ -1,4 +1,4 @@
-"""What /proc says about the server's stub processes (one per model instance)."""
+"""Reads the server's stub processes (one per model instance) from /proc."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Literal
 
 _PROC = Path("/proc")
 _STUB = "triton_python_backend_stub"
-# proc(5)'s fields 5, 14, 15, 22 and 52, counted from the state.
+# Fields 5, 14, 15, 22 and 52 of proc(5), as indices after the name.
 _GROUP, _USER, _SYSTEM, _STARTED, _EXIT_CODE = 2, 11, 12, 19, 49
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Stub:
-    """A stub process and the model whose instance it runs."""
+    """A stub process, and the model whose instance it runs."""
 
     pid: int
     model: str
     version: str
     instance: str
-    region: str = ""  # of shared memory between it and the server
+    region: str = ""  # shared memory region of it and the server
 
 
 State = Literal["running", "ended", "died"]
 
 
 def children(parent: int) -> dict[int, State]:
-    """The children of a process that it has not reaped. "ended", with exit code 0, as an unloaded
-    stub does, and "died" are zombies. One that is reaped while it is looked at is left out."""
+    """Returns the children of a process that it has not reaped. "ended" (exit code 0, as of an
+    unloaded stub) and "died" are zombies. A child that is reaped during the call is left out."""
     found: dict[int, State] = {}
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
@@ -53,14 +53,14 @@ def _state(fields: list[str]) -> State:
 
 @dataclass(frozen=True)
 class Times:
-    """When a process began, on the clock of time.monotonic, and the processor time that it took."""
+    """When a process began, on the clock of time.monotonic, and the CPU time that it has used."""
 
     started: float
     used_s: float
 
 
 def times(pid: int) -> Times | None:
-    """The times of a process; None when it has ended."""
+    """Returns the times of a process, or None when it has ended."""
     try:
         fields = _status(_PROC / str(pid))
     except (OSError, IndexError):
@@ -70,7 +70,7 @@ def times(pid: int) -> Times | None:
 
 
 def stub(pid: int) -> Stub | None:
-    """The stub of a process id, None when it is something else or has ended."""
+    """Returns the stub with a process id, or None when the process is not a stub or has ended."""
     try:
         return stub_of(pid, (_PROC / str(pid) / "cmdline").read_bytes())
     except OSError:
@@ -78,9 +78,9 @@ def stub(pid: int) -> Stub | None:
 
 
 def stub_of(pid: int, command_line: bytes) -> Stub | None:
-    """The stub that a command line starts, None when it starts something else.
+    """Returns the stub that a command line starts, or None when it starts something else.
 
-    Triton's stub is called with: model.py of the version folder, shared-memory name, …, the
+    The arguments of Triton's stub are: model.py of the version folder, shared-memory name, …, the
     instance's name and the backend folder.
     """
     words = [word.decode(errors="replace") for word in command_line.split(b"\0") if word]
@@ -92,20 +92,20 @@ def stub_of(pid: int, command_line: bytes) -> Stub | None:
 
 def kill(pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
     """Sends a signal to a process that may have ended already."""
-    if pid > 1:  # 0 and below mean groups, -1 everything
+    if pid > 1:  # 0 and below are groups, -1 is every process
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sign)
 
 
 def kill_group(leader: int) -> None:
-    """Ends a process and all that it started, if it leads a group, or what is left of them."""
+    """Ends a process group, or what is left of it, where the process is its leader."""
     if leader > 1:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGKILL)
 
 
 def wait_for_group(leader: int, timeout_s: float) -> bool:
-    """Waits until no process of a group lives; whether that came in time."""
+    """Waits until all processes of a group have ended. Returns whether they did in time."""
     deadline = time.monotonic() + timeout_s
     while _lives(leader):
         if time.monotonic() > deadline:
@@ -125,5 +125,5 @@ def _lives(group: int) -> bool:
 
 
 def _status(entry: Path) -> list[str]:
-    # "pid (name) state parent …"; the name may hold anything, so cut at its last bracket.
+    # "pid (name) state parent …"; the name may have any characters, so split at the last bracket.
     return (entry / "stat").read_text().rsplit(")", 1)[1].split()

@@ -1,4 +1,4 @@
-"""Whether a model answers: its probe, sent over HTTP, and whether it hangs where it does not."""
+"""Checks whether a model answers its probe over HTTP, and whether it hangs if it does not."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _SERIES = re.compile(
 
 
 class Outcome(Enum):
-    """What became of a probe."""
+    """The outcome of a probe."""
 
     ANSWERED = auto()
     UNANSWERED = auto()
     PROCESS_DIED = auto()
-    FAILED = auto()  # by the model's fault
-    REFUSED = auto()  # by its own, or for a lack of room
+    FAILED = auto()  # an error of the model
+    REFUSED = auto()  # the probe is invalid, or there was no room for it
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a model has done so far: requests answered, and, as some take long, tokens computed.
-    By its own count: to Triton a request succeeded once the model has taken it. `due`: the Unix
-    time when the work of all its instances is; 0.0 where they have none."""
+    """The work of a model so far: answered requests and, as some take long, computed tokens, both
+    by its own count: Triton counts a request as successful once the model has taken it. `due`: the
+    Unix time at which the current work of all its instances is due; 0.0 without any."""
 
     answered: float
     tokens: float
@@ -54,7 +54,7 @@ class Pulse:
         self._probes: dict[str, Probe | None] = {}
 
     def question(self, model: str) -> Probe | None:
-        """The model's probe, None for models of other backends."""
+        """Returns the model's probe, or None for models of other backends."""
         if model not in self._probes:
             self._probes[model] = None
             try:
@@ -72,7 +72,7 @@ class Pulse:
         return self._probes[model]
 
     def ask(self, model: str, question: Probe, timeout_s: float) -> tuple[Outcome, str]:
-        """What became of the probe, and the words of the error."""
+        """Sends the probe. Returns its outcome and the message of its error."""
         path = f"models/{model}/{question.path}"
         body = {**question.json(), "parameters": {PARAMETER: True}}
         try:
@@ -82,7 +82,7 @@ class Pulse:
         return Outcome.ANSWERED, ""
 
     def done(self, model: str) -> Done | None:
-        """What a model has done; None when the server does not say."""
+        """Returns the work of a model so far, or None when the metrics cannot be read."""
         try:
             page = self._endpoint.metrics()
         except (EndpointError, OSError, http.client.HTTPException):
@@ -100,13 +100,13 @@ class Pulse:
         return Done(answered, tokens, due)
 
     def encodes(self, model: str) -> bool:
-        """Whether it is a model of ours that does not generate."""
+        """Whether it is a model of fusewire that is not generative."""
         question = self.question(model)
         return question is not None and question.task not in GENERATING
 
     def hangs(self, model: str, before: Done | None) -> bool:
-        """Whether a model that gave no answer has done nothing else since `before` either, although
-        what it computes is overdue."""
+        """Whether a model that gave no answer has made no other progress since `before`, although
+        its current work is overdue."""
         now = self.done(model)
         if before is None or now is None:
             return False
@@ -120,5 +120,5 @@ def _outcome(error: EndpointError, generates: bool) -> Outcome:
     if triton_words.process_died(str(error)):
         return Outcome.PROCESS_DIED
     if generates and error.status == 400 and not triton_words.no_room(str(error)):
-        return Outcome.FAILED  # the probe itself is right
+        return Outcome.FAILED  # the probe itself is valid
     return Outcome.FAILED if error.status == 500 else Outcome.REFUSED

@@ -1,7 +1,7 @@
 """Shared memory between the server and its stubs that outlives a stub.
 
-tritonserver removes that of a stub which it unloads, not that of one that was killed or crashed,
-whether that had begun to serve or not.
+tritonserver removes the shared memory of a stub that it unloads, but not that of a stub that was
+killed or crashed, before or after it began to serve.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterable
 
 from fusewire.serving.supervisor.processes import Stub
 
-# The server makes a region a moment before it starts the stub that opens it by name.
+# The server makes a region shortly before it starts the stub that opens it by name.
 _PATIENCE_S = 5.0
 
 
 class Regions:
-    """Names those that are to be removed, as for some time no living stub has had them."""
+    """Finds the regions to remove: those that no running stub has had for some time."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def due(self, regions: Iterable[str], stubs: Iterable[Stub]) -> list[str]:
-        """`regions`, `stubs`: all that there are now."""
+        """Returns the regions to remove. `regions`, `stubs`: all that exist now."""
         now = time.monotonic()
         held = {stub.region for stub in stubs}
         self._since = {name: self._since.get(name, now) for name in regions if name not in held}

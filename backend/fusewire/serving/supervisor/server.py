@@ -1,4 +1,4 @@
-"""A server with its models: from repositories and checkpoint folders to ready, and away again."""
+"""A server with its models, from repositories and checkpoint folders until it is removed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def _quiet(level: str, line: str) -> None:
 
 
 def _nobody(model: str, began_before: float) -> None:
-    """Nobody's requests are lost where there is no OpenAI endpoint."""
+    """Does nothing: without an OpenAI endpoint there are no requests to end."""
 
 
 class Server:
-    """tritonserver with our backend, its watchdog, and everything temporary around them.
+    """tritonserver with our backend, its watchdog, and all temporary files.
 
         with Server([Path("model_repository"), Path("some-checkpoint")]) as server:
             server.endpoint.http_port …
@@ -59,8 +59,9 @@ class Server:
         log: LogLine = _quiet,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`model_settings`, `deployment`: of folders that are given without a Source. `log`: gets
-        the server's log lines of the set level. `report`: gets what the watchdog found and did."""
+        """`model_settings`, `deployment`: for folders that are given without a Source. `log`:
+        called with the server's log lines of the set level. `report`: called with what the watchdog
+        found and did."""
         open_files.open_standard()
         open_files.raise_limit()
         self.settings = settings or ServerSettings()
@@ -81,9 +82,9 @@ class Server:
             ]
             if self.settings.openai_port is not None:
                 wanted.append(("openai-port", self.settings.openai_port))
-            # A server that was killed holds its ports until the kernel has its memory back.
+            # A server that was killed keeps its ports until the kernel has freed its memory.
             wait_s = 10 if self._workplace.swept else 0
-            # Kept: tritonserver binds them after it has loaded its models, at every start.
+            # Reserved until the end: at every start tritonserver binds them after loading models.
             reserved = self._cleared.enter_context(reserve(self.settings.host, wanted, wait_s))
             ports = reserved.ports
             self.endpoint = Endpoint(reserved.address, *ports[:3])
@@ -123,9 +124,10 @@ class Server:
         self.stop()
 
     def start(self, loading: Loading = lambda loaded, models: None) -> None:
-        """Starts the process, waits until every model is ready, then lets the watchdog watch.
+        """Starts the process, waits until every model is ready, then starts the watchdog.
 
-        ServerFailed names the models that could not be loaded and why; nothing keeps running.
+        Raises ServerFailed with the models that could not be loaded and the reasons; nothing keeps
+        running.
         """
         openai = self.openai
 
@@ -150,7 +152,8 @@ class Server:
         self.watchdog.start()
 
     def _check_loaded(self) -> None:
-        """The first start fails where a model does: there is nothing yet that served."""
+        """Raises ServerFailed where a model failed to load: at the first start nothing was served
+        before."""
         failed = {
             row["name"]: reason_in_words(row.get("reason", ""))
             for row in self.index()
@@ -160,7 +163,7 @@ class Server:
             raise ServerFailed("\n".join(f"{name}: {text}" for name, text in failed.items()))
 
     def stop(self) -> None:
-        """Ends server, stubs and watchdog; removes shared memory and temporary folders; frees
+        """Ends server, stubs and watchdog, removes shared memory and temporary folders, and frees
         the ports."""
         self.process.leave_rotation()
         if self.openai is not None:
@@ -170,31 +173,31 @@ class Server:
         self._cleared.close()
 
     def kill(self) -> None:
-        """Ends the processes without waiting for requests; `stop` clears away. Takes no lock, so a
-        signal handler may call it while `stop` runs."""
+        """Ends the processes without waiting for requests. `stop` must still be called. Takes no
+        lock, so that a signal handler may call it while `stop` runs."""
         if self.openai is not None:
             self.openai.kill()
         if self.process.running():
             processes.kill_group(self.process.pid)
 
     def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
-        """The server's index of models and their states."""
+        """Returns the server's index of models and their states."""
         return self._control.index(timeout_s)
 
     def load(self, model: str, config: dict[str, Any] | None = None) -> None:
-        """Loads a model, or reloads a changed one; `config`: instead of its entry's."""
+        """Loads a model, or reloads a changed one. `config`: replaces that of its entry."""
         self._control.load(model, config)
 
     def unload(self, model: str) -> None:
-        """Unloads a model: it accepts no more requests."""
+        """Unloads a model. It accepts no more requests."""
         self._control.unload(model)
 
     def entry(self, model: str) -> Path:
-        """The repository entry of a model."""
+        """Returns the repository entry of a model."""
         return repository.entry(self.repositories, model)
 
     def device(self, model: str) -> str:
-        """Where a model's instances are, as operators say it."""
+        """Returns the devices of a model's instances as text."""
         return model_config.places(model_config.read(self.entry(model) / repository.CONFIG))
 
     def _gateway(self, port: int, report: Callable[[str], None]) -> Gateway:

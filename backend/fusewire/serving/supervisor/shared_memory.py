@@ -1,7 +1,7 @@
-"""The shared memory that a model's process gets its inputs in.
+"""The shared memory in which a model's process gets its inputs.
 
-Triton's Python backend makes it larger for a large request and never smaller again; only loading
-the model anew does.
+Triton's Python backend grows it for a large request and never shrinks it; only reloading the model
+does.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from collections.abc import Iterable
 from fusewire.serving.supervisor import memory
 from fusewire.serving.supervisor.processes import Stub
 
-# What a load has to give back. The new process is there before the old one goes, so it should also
-# be some share of what that takes for a moment.
+# A reload must free at least this much. The new process exists beside the old one for a moment, so
+# it must also free this share of a process's own memory.
 _LEAST_BYTES = 32 << 20
 _LEAST_SHARE = 1 / 8
-# Calls of `due_bytes` between which it does not grow: who sent the large request may send more.
+# Calls of `due_bytes` in which the surplus does not grow: a client may send more large requests.
 _STEADY_CALLS = 12
-# Where large requests are usual, it is taken again at once.
+# Least time between two reloads: where large requests are common, the memory grows again at once.
 _REST_S = 600.0
 
 
 class SharedMemory:
-    """Compares what processes hold with what they held first."""
+    """Compares the shared memory of processes with what they had first."""
 
     def __init__(self) -> None:
         self._first: dict[Stub, int] = {}
         self._steady: dict[str, tuple[int, int]] = {}  # model -> surplus, calls since it grew
-        self._given_back: dict[str, float] = {}  # model -> when, the last time
+        self._given_back: dict[str, float] = {}  # model -> time of the last reload
 
     def due_bytes(self, model: str, stubs: Iterable[Stub]) -> int:
-        """The surplus of a model's processes, when it is time to give it back; else 0."""
+        """Returns the surplus bytes of a model's processes when it is time to free them, otherwise
+        0."""
         stubs = set(stubs)
         ended = [stub for stub in self._first if stub.model == model and stub not in stubs]
         for stub in ended:
@@ -47,7 +48,8 @@ class SharedMemory:
         return surplus
 
     def surplus_bytes(self, stubs: Iterable[Stub]) -> int:
-        """What loading the model of these processes anew would give back; 0: not worth it."""
+        """Returns the bytes that reloading the model of these processes would free; 0: not worth
+        it."""
         surplus = 0
         for stub in stubs:
             held = memory.resident(stub.pid)

@@ -1,7 +1,7 @@
-"""Collects what a server serves in a process of its own.
+"""Collects the models of a server in a separate process.
 
-To import a folder is to load its tokenizer and to compile its chat template, and a hostile one
-takes any time and memory. The supervisor leaves that to another process, which a signal can end.
+Importing a folder loads its tokenizer and compiles its chat template, for which a malicious folder
+can take any time and memory. The supervisor leaves that to a process that a signal can end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMMAND = (sys.executable, "-P", "-m", "fusewire.serving.supervisor.source_proc
 
 
 def collect_apart(sources: Sequence[Source], imported: Path) -> Collected:
-    """`collect` in another process: the same result, errors and warnings."""
+    """Runs `collect` in another process, with the same result, errors and warnings."""
     asked = {
         "parent": os.getpid(),
         "imported": str(imported),
@@ -37,7 +37,7 @@ def collect_apart(sources: Sequence[Source], imported: Path) -> Collected:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=of_own_process(),
-        start_new_session=True,  # Ctrl-C is the supervisor's
+        start_new_session=True,  # the supervisor handles Ctrl-C
     )
     with process:
         try:
@@ -57,9 +57,9 @@ def collect_apart(sources: Sequence[Source], imported: Path) -> Collected:
 
 
 def main() -> None:
-    """Reads the sources from stdin and writes what was collected to stdout."""
+    """Reads the sources from stdin, and writes the result of `collect` to stdout."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints must not break the answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # prints must not corrupt the answer
     asked = json.load(sys.stdin)
     die_with(asked["parent"])
     log = _Log()
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 class _Log(logging.Handler):
-    """Keeps the records for the parent, which knows where its log goes."""
+    """Stores log records for the parent, which writes them to its log."""
 
     def __init__(self) -> None:
         super().__init__()

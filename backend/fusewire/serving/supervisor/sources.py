@@ -1,4 +1,4 @@
-"""What a server serves: repositories as they are; folders and ids, imported."""
+"""The models of a server: repositories are served as they are, folders and ids are imported."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Source:
-    """`source`: a path, an id on Hugging Face, or NAME= and either; a Path is never an id. `name`
-    None: the folder's. `settings` (fields of ModelSettings or GeneratorSettings) and `deployment`
-    are those of a folder or id, of which `shared` are meant for all of them; `revision`: of an id.
-    """
+    """`source`: a path, an id on Hugging Face, or NAME= and either of them; a Path is never an id.
+    `name` None: the folder's. `settings` (fields of ModelSettings or GeneratorSettings) and
+    `deployment` are for a folder or id; `shared` are those of them that were given for all sources.
+    `revision`: that of an id."""
 
     source: Path | str
     name: str | None = None
@@ -33,7 +33,7 @@ class Source:
     shared: frozenset[str] = frozenset()
 
     def overridden(self, settings: dict[str, object], deployment: dict[str, object]) -> Source:
-        """The source with these settings, which all sources get, in place of its own."""
+        """Returns the source with these settings, given for all sources, in place of its own."""
         own = self.deployment.model_dump(exclude_unset=True)
         return replace(
             self,
@@ -43,7 +43,7 @@ class Source:
         )
 
     def without(self, names: Set[str]) -> Source:
-        """These settings."""
+        """Returns the source without these settings."""
         own = self.deployment.model_dump(exclude_unset=True)
         return replace(
             self,
@@ -52,7 +52,7 @@ class Source:
         )
 
     def entry(self) -> dict[str, Any]:
-        """As the configuration file has it."""
+        """Returns the source as an entry of the configuration file."""
         own = {"name": self.name, "source": str(self.source), "revision": self.revision}
         given = {key: value for key, value in own.items() if value is not None}
         return given | self.settings | self.deployment.model_dump(exclude_unset=True)
@@ -63,7 +63,8 @@ def source_of(
     settings: dict[str, object] | None = None,
     deployment: Deployment | None = None,
 ) -> Source:
-    """A source with these settings, which others have too, unless it has its own."""
+    """Returns a source with these settings, which are given for all sources, unless it is a
+    Source."""
     if isinstance(given, Source):
         return given
     settings, deployment = settings or {}, deployment or Deployment()
@@ -72,7 +73,7 @@ def source_of(
 
 
 class Collected(NamedTuple):
-    """The repositories, and the models in them by name."""
+    """The repositories, and the names of the models in them."""
 
     repositories: list[Path]
     models: list[str]
@@ -80,8 +81,8 @@ class Collected(NamedTuple):
 
 
 def collect(sources: Sequence[Source], imported: Path) -> Collected:
-    """Checks the sources; folders and ids become linked entries of the new repository `imported`,
-    with their settings. ConfigurationError, CheckpointError."""
+    """Checks the sources. Folders and ids become linked entries of the new repository `imported`,
+    with their settings. Raises ConfigurationError and CheckpointError."""
     found, unused = Collected([], [], []), dict[Path, list[str]]()
     named = [_named(source) for source in sources]
     for source, (name, path) in zip(_fitting(sources, named), named, strict=True):
@@ -111,7 +112,7 @@ def collect(sources: Sequence[Source], imported: Path) -> Collected:
         found.models.extend(names)
         if name is not None:
             _import(source, path, imported, name)
-    if unused and not imported.is_dir():  # beside folders, which have them, they may be meant so
+    if unused and not imported.is_dir():  # with folders as well, the settings may be meant for them
         path, settings = next(iter(unused.items()))
         raise ConfigurationError(
             f"{', '.join(settings)}: got settings for the repository {path}, wanted those of a "
@@ -129,8 +130,8 @@ def collect(sources: Sequence[Source], imported: Path) -> Collected:
 
 
 def _fitting(sources: Sequence[Source], named: Sequence[tuple[str | None, Path]]) -> list[Source]:
-    """Each without the settings meant for all of them that its model has no use for, where another
-    has. What none has a use for stays, and is refused."""
+    """Returns each source without the settings given for all of them that its model does not use
+    but another one does. A setting that no model uses stays, and is refused."""
     useless = {
         place: repository.without_use(path, source.settings.get("task"), source.shared)
         for place, (source, (name, path)) in enumerate(zip(sources, named, strict=True))
@@ -160,7 +161,7 @@ def _import(source: Source, folder: Path, imported: Path, name: str) -> None:
 
 
 def _named(source: Source) -> tuple[str | None, Path]:
-    """(name, model folder), or (None, repository)."""
+    """Returns (name, model folder), or (None, repository)."""
     model, name = source.source, source.name
     if name is None and "=" in str(model) and not Path(model).exists():
         name, _, model = str(model).partition("=")
@@ -170,5 +171,5 @@ def _named(source: Source) -> tuple[str | None, Path]:
     folder = model_folder(model, revision=source.revision)
     if repository.is_checkpoint(folder):
         return repository.default_name(folder), folder
-    open_folder(folder)  # says that it is a file, if it is
+    open_folder(folder)  # raises for a file
     return None, folder

@@ -1,4 +1,4 @@
-"""Starting a server's process and waiting until it answers: the first time, and again."""
+"""Starts a server's process and waits until it answers, for the first start and restarts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ServerFailed(FusewireError):
     """The server did not start, or did not stay alive."""
 
 
-# How tritonserver itself crashes.
+# Signals by which tritonserver itself crashes.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 
 class _Crashed(ServerFailed):
-    """The server crashed in one of these ways."""
+    """The server crashed with one of these signals."""
 
 
 class Starter:
@@ -41,26 +41,27 @@ class Starter:
         settings: ServerSettings,
         log: LogLine,
     ) -> None:
-        """`log`: gets the server's log lines of the set level."""
+        """`log`: called with the server's log lines of the set level."""
         self._process = process
         self._control = control
         self._repositories = repositories
         self._settings = settings
         self._log = log
         self._starting = False
-        self.serving = False  # the last start has succeeded
+        self.serving = False  # whether the last start has succeeded
 
     def start(self, models: Sequence[str], loading: Loading = lambda loaded, models: None) -> None:
-        """Starts the process and waits until it has tried to load these models, and answers.
+        """Starts the process, and waits until it has tried to load these models and answers.
 
-        ServerFailed where it does not; one that crashes is started once more. Which models are
-        ready then is the caller's question.
+        Raises ServerFailed where it does not; after a crash it is started once more. The caller
+        checks which models are ready then.
         """
         try:
             self._start(models, loading)
         except _Crashed as error:
-            # Rarely a lock in the memory that it shares with a model cannot be taken, an exception
-            # that it does not catch; and often several models that do not load end it (24.10).
+            # Rarely it cannot take a lock in the memory that it shares with a model, which raises
+            # an exception that it does not catch. Often it crashes when several models do not load
+            # (24.10).
             _log.warning("%s\nit is started once more", error)
             self._start(models, loading)
 
@@ -100,13 +101,14 @@ class Starter:
         return f"the end of its output:\n{last}"
 
     def _log_line(self, level: str, line: str) -> None:
-        # Errors while starting are reported by ServerFailed, not by the server's log as well.
+        # ServerFailed reports errors at the start, so they are not logged as well.
         if not self._starting:
             self._log(level, line)
 
 
 def _ended(code: int | None, models: Sequence[str]) -> str:
-    """How it ended, and what to do about a crash, of which its output says nothing."""
+    """Returns how the process ended, and a remedy for a crash, which its output does not
+    explain."""
     if code is None or code >= 0:
         return "exited while starting"
     how = f"ended by {signal.Signals(-code).name} while starting"

@@ -1,8 +1,8 @@
-"""Surplus processes: those of a model beyond its instances, which nothing else ends.
+"""Surplus processes of a model, beyond its number of instances, which nothing else ends.
 
-One that was unloaded may finish what it began. But tritonserver keeps it as long as it keeps one of
-its requests, and a stream over HTTP whose end was dropped (control.py) it keeps for ever: then the
-process idles, with all its memory.
+A process that was unloaded may finish what it began. But tritonserver keeps it as long as it keeps
+one of its requests, and it keeps an HTTP stream whose end was dropped (control.py) for ever. Then
+the process idles, with all its memory.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Sequence
 from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.processes import Stub
 
-# The share of a core above which a stub is busy: an idle one takes a tenth of that, one that
+# The share of a core above which a stub counts as busy. An idle stub uses a tenth of that, one that
 # generates far more.
 _BUSY_SHARE = 0.02
 
 
 class Surplus:
-    """The stubs of one server that are more than its models want."""
+    """Finds the surplus stubs of one server."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._seen: dict[int, tuple[float, float]] = {}  # idle since, processor time then
+        self._seen: dict[int, tuple[float, float]] = {}  # process id -> idle since, CPU time then
 
     def idle(self, stubs: Sequence[Stub], wanted: int, loaded_at: float) -> list[int]:
-        """The idle stubs of a model that are to be ended, of all its `stubs`. `loaded_at`: when it
-        was loaded last."""
+        """Returns the process ids of the idle surplus stubs to end, out of all `stubs` of a model.
+        `wanted`: the number of its instances. `loaded_at`: when it was loaded last."""
         times = {stub.pid: times for stub in stubs if (times := processes.times(stub.pid))}
         oldest_first = sorted(times, key=lambda pid: times[pid].started)
         if len(times) <= wanted or times[oldest_first[-1]].started > loaded_at:
-            return []  # the newest may be loading still, the oldest serve
+            return []  # the newest may still be loading while the oldest serve
         now, due = time.monotonic(), []
         for pid in oldest_first[: len(times) - wanted]:
             since, used = self._seen.setdefault(pid, (now, times[pid].used_s))

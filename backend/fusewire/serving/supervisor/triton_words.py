@@ -1,4 +1,5 @@
-"""What tritonserver tells its supervisor in words alone: the one module that knows them."""
+"""Parses messages of tritonserver that exist only as text. The only module that depends on their
+wording."""
 
 from __future__ import annotations
 
@@ -6,18 +7,20 @@ import re
 
 
 def process_died(message: str) -> bool:
-    """Whether a request failed as a process of its model had died: status 500, as other errors."""
+    """Whether a request failed because a process of its model had died. The status is 500, as for
+    other errors."""
     return "is not healthy" in message
 
 
 def no_room(message: str) -> bool:
-    """Whether a model that generates had no room or no time: `generate` answers 400 to every error
-    of one."""
+    """Whether a generative model refused for lack of space or time: `generate` answers every error
+    of a model with 400."""
     return message.startswith(("queue: ", "timeout: "))
 
 
 def reason_in_words(reason: str) -> str:
-    """The reason for a model that does not load, without what Triton wraps a backend's own in."""
+    """Returns the reason for which a model does not load, without the text that Triton adds to the
+    backend's message."""
     words = re.sub(
         r"^(load failed for model '[^']*': )?(version \d+ is at UNAVAILABLE state: )?"
         r"((Internal|Invalid argument|Unavailable): )?(TritonModelException: )?",
@@ -35,5 +38,5 @@ def reason_in_words(reason: str) -> str:
             "for which there is no memory (dmesg tells); give it more, or import the model with "
             "--quantize or a smaller --dtype"
         )
-    words = words.split("\n\nAt:")[0].strip().removesuffix(";")  # which ends each version's words
+    words = words.split("\n\nAt:")[0].strip().removesuffix(";")  # the ; after each version
     return words or "the server gives no reason; see --log-level info"

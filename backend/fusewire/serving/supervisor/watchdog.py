@@ -1,8 +1,8 @@
-"""Keeps a server answering: senses what is wrong with it, and lets it be healed (healing.py).
+"""Keeps a server answering: detects what is wrong with it, and has it healed (healing.py).
 
-Triton itself does neither, and calls itself ready meanwhile. Three senses: the states of the
-processes, a few times a second; a tiny real inference per model, every few seconds; and the memory
-that the server's process takes.
+Triton itself does neither, and still reports that it is ready. There are three checks: the states
+of the processes, several times per second; a tiny inference with each model, every few seconds; and
+the memory of the server's process.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fusewire.serving.supervisor.zombies import Zombies
 
 _TICK_S = 0.25
 _PAUSE_S = 1.0  # after a step that failed
-# A connection may fall to one of Triton's HTTP threads that is busy with a huge body: then another
-# is asked.
+# A connection may be assigned to one of Triton's HTTP threads that is busy with a huge body. So
+# several connections are tried.
 _LIVE_CONNECTIONS = 3
 
 
 class Watchdog:
-    """Watches one server from three threads, a step each, until stopped."""
+    """Watches one server from three threads, one per check, until it is stopped."""
 
     def __init__(self, watched: Watched, report: Callable[[str], None]) -> None:
-        """`report`: gets what the watchdog found and did."""
+        """`report`: called with what the watchdog found and did."""
         self._process = watched.process
         self._control = watched.control
         self._settings = watched.settings
@@ -48,9 +48,9 @@ class Watchdog:
         self._healer = Healer(watched, self._report, self._ended)
         self._reloads_of = self._healer.reloads_of
         self._alive: dict[int, processes.Stub] = {}
-        self._remembered = -1  # loads and unloads so far when what serves was last noted
-        self._failures: collections.Counter[str] = collections.Counter()  # of probes, in a row
-        self._short: set[str] = set()  # models that had too few processes at the last count
+        self._remembered = -1  # `changes` of the process when the pins were last refreshed
+        self._failures: collections.Counter[str] = collections.Counter()  # probes, in a row
+        self._short: set[str] = set()  # models with too few processes at the last count
         self._pulse = Pulse(self._control.endpoint, watched.repositories)
         self._surplus = Surplus(self._settings.exit_timeout_s)
         self._shared_memory = SharedMemory()
@@ -60,12 +60,12 @@ class Watchdog:
 
     @property
     def reloads(self) -> int:
-        """How often a model was loaded again."""
+        """How often a model has been reloaded."""
         return self._healer.reloads
 
     @property
     def restarts(self) -> int:
-        """How often the server was started again."""
+        """How often the server has been restarted."""
         return self._healer.restarts
 
     def start(self) -> None:
@@ -83,14 +83,15 @@ class Watchdog:
             thread.start()
 
     def stop(self) -> None:
-        """Stops watching. A running call may still wait for the server's answer; it ends with
-        the server, and its result is ignored."""
+        """Stops watching. A running call may still wait for the server's answer; it ends with the
+        server, and its result is ignored."""
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=1)
 
     def _repeat(self, step: Callable[[], None], every_s: float) -> None:
-        """No error ends the watch: file descriptors and memory that are used up come back."""
+        """Repeats a step. Errors do not end the watch: exhausted file descriptors and memory become
+        available again."""
         reported = ""
         while not self._ended.wait(every_s):
             try:
@@ -104,7 +105,7 @@ class Watchdog:
                 self._ended.wait(_PAUSE_S)
 
     def watch_processes(self) -> None:
-        """Notices what died, starts a dead server again and begins to load models again."""
+        """Detects processes that died, restarts a dead server, and starts to reload models."""
         if not self._process.running():
             self._alive.clear()
             self._healer.restart()
@@ -114,13 +115,13 @@ class Watchdog:
             self._healer.heal()
 
     def _remember(self) -> None:
-        """Notes which versions serve whenever a model was loaded or unloaded."""
+        """Stores which versions are served whenever a model was loaded or unloaded."""
         changes = self._process.changes
         if changes != self._remembered and self._healer.remember():
             self._remembered = changes
 
     def _look_for_dead_stubs(self) -> None:
-        """A stub that was killed or crashed remains as a zombie of the server."""
+        """Finds stubs that were killed or crashed: they stay as zombies of the server."""
         process = self._process
         children = processes.children(process.pid)
         for pid, state in children.items():
@@ -142,7 +143,8 @@ class Watchdog:
         self._healer.suspect(model, what)
 
     def watch_memory(self) -> None:
-        """Ends a server that takes too much: some requests let Triton take tens of gigabytes."""
+        """Ends a server that uses too much memory: some requests make Triton allocate tens of
+        gigabytes."""
         process = self._process
         pid, limit = process.pid, self._memory_limit_bytes
         taken = memory.resident(pid).anonymous_bytes if pid > 0 else 0
@@ -154,8 +156,8 @@ class Watchdog:
             processes.kill(pid)
 
     def watch_answers(self) -> None:
-        """Probes each ready model; one without an answer and without progress hangs."""
-        self._healer.end_leftovers()  # here, as a load may wait for what is left over to go
+        """Probes each ready model. A model without an answer and without progress hangs."""
+        self._healer.end_leftovers()  # in this thread, as a load may wait for them to end
         for model, versions in self._ready_models().items():
             if self._ended.is_set():
                 return
@@ -165,7 +167,8 @@ class Watchdog:
                 self._ask(model, question)
 
     def _ready_models(self) -> collections.Counter[str]:
-        """Name -> versions. A server that does not answer this hangs, and is ended."""
+        """Returns name -> number of versions. A server that does not answer this hangs, and is
+        ended."""
         process, timeout_s = self._process, self._settings.watch_timeout_s
         pid = process.pid if process.running() else None
         try:
@@ -184,7 +187,8 @@ class Watchdog:
         return any(self._ended.is_set() or self._control.live() for _ in tries)
 
     def _count_processes(self, model: str, versions: int) -> None:
-        """A ready model with fewer processes than instances, twice in a row, lost one unseen."""
+        """Compares a model's processes with its instances. A ready model with too few, twice in a
+        row, has lost one unnoticed. Ends surplus processes that idle."""
         reloads = self._reloads_of[model]
         try:
             groups = self._control.endpoint.call(f"models/{model}/config")["instance_group"]
@@ -194,7 +198,7 @@ class Watchdog:
         stubs = [stub for stub in self._process.stubs() if stub.model == model]
         leftovers = self._healer.leftovers()
         living = [stub for stub in stubs if stub.pid not in leftovers]
-        # A model that is none of ours may have no processes at all.
+        # A model of another backend may have no processes at all.
         ours = self._pulse.question(model) is not None
         short = ours and len(living) < wanted and reloads == self._reloads_of[model]
         if short and model in self._short:
@@ -231,20 +235,21 @@ class Watchdog:
         elif outcome is Outcome.PROCESS_DIED and reloads == self._reloads_of[model]:
             self._suspect(model, "a process of the model died")
         elif outcome is Outcome.FAILED:
-            # Once may be a lack of memory that passes; after a fault a GPU answers no more.
+            # A single failure may be a temporary lack of memory; after a fault a GPU stays
+            # unusable.
             self._failures[model] += 1
-            if self._failures[model] == 2:  # should a reload not help, another would not
+            if self._failures[model] == 2:  # if a reload does not help, another will not
                 self._suspect(model, f"its test inference fails ({words})")
 
 
 def _memory_limit_bytes(settings: ServerSettings) -> int:
-    """The set one, else half of the memory that there is."""
+    """Returns the limit that was set, otherwise half of the available memory."""
     set_mib = settings.memory_limit_mib
     return memory.total_bytes() // 2 if set_mib is None else set_mib << 20
 
 
 def _unfailing(report: Callable[[str], None]) -> Callable[[str], None]:
-    """A report whose reader has gone must not keep the server from being healed."""
+    """Returns a report that never raises: a reader that has gone must not stop the healing."""
 
     def reported(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):

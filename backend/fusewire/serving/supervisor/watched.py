@@ -1,4 +1,4 @@
-"""What a watchdog watches and heals: the parts of one server."""
+"""The parts of one server that a watchdog watches and heals."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fusewire.serving.supervisor.pins import Pins
 
 @dataclass(frozen=True)
 class Watched:
-    """`start`: starts the process, which has died, with these models; returns when it answers.
-    `lost`: called with a model, a process of which has died, and a time (time.monotonic): of the
-    requests that began before then some are lost."""
+    """`start`: restarts the process, which has died, with these models, and returns when it
+    answers. `lost`: called with a model, of which a process has died, and a time (time.monotonic);
+    some of the requests that began before this time are lost."""
 
     process: EmbeddedServer
     control: Control

@@ -1,7 +1,7 @@
-"""The temporary folder of a server, and the sweeping of those whose server was killed.
+"""The temporary folder of a server, and the removal of folders whose server was killed.
 
 A server holds a lock on a file in its folder for as long as its process lives. A process id would
-not do: servers in several containers may share one /tmp.
+not identify it: servers in several containers may share one /tmp.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from pathlib import Path
 
 from fusewire.errors import ConfigurationError, FusewireError
 
-# In a server's folder: links to the temporary folders that it made elsewhere.
+# Sub-folder of a server's folder, with links to the temporary folders that it made elsewhere.
 RECORDED = "recorded"
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "fusewire-"
 _LOCK = "lock"
-# What the Python backend makes; other links are not followed.
+# Folders that the Python backend makes. Other links are not followed.
 _MADE_ELSEWHERE = re.compile(r"/tmp/python_env_\w{6}")
-# tritonserver starts a stub by a shell that gets the paths of the stub and its model unquoted: the
-# model would be loading for ever. In the stub Python's file names are ASCII, whatever the locale.
+# tritonserver starts a stub through a shell, with unquoted paths of the stub and its model. With
+# these characters the model would load for ever. In the stub Python's file names are ASCII,
+# whatever the locale.
 _UNUSABLE = re.compile(r"[\s\"'`\\$&;|<>()*?\[\]{}]|[^\x00-\x7f]")
 
 
 def check_path(what: str, path: Path) -> None:
-    """ConfigurationError for a folder under which no stub can be started."""
+    """Raises ConfigurationError for a folder in which no stub can be started."""
     found = _UNUSABLE.search(str(path))
     if found:
         raise ConfigurationError(
@@ -39,7 +40,8 @@ def check_path(what: str, path: Path) -> None:
 
 
 class Workplace:
-    """A new temporary folder; `remove` clears it away. FusewireError where programs may not run."""
+    """A new temporary folder, which `remove` deletes. Raises FusewireError where programs cannot be
+    executed in it."""
 
     def __init__(self) -> None:
         folder = tempfile.gettempdir()
@@ -49,24 +51,24 @@ class Workplace:
                 f"temporary folder: got {folder}, mounted noexec, wanted one that the "
                 "server's stub may run from; set TMPDIR to another"
             )
-        # Whether a server of this user was killed: what it held may take a moment to be free.
+        # Whether a server of this user was killed. Its ports and memory may not be free at once.
         self.swept = _sweep()
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-        # Nobody sees the lock before it is held.
+        # The lock becomes visible only when it is held.
         unseen = self.path / "lock.new"
         self._lock = unseen.open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unseen.rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        """Deletes the folder; may be called again."""
+        """Deletes the folder. May be called repeatedly."""
         remove_traces(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def region_prefix(folder: Path) -> str:
-    """How the names of the shared memory of a folder's server begin."""
+    """Returns the prefix of the names of shared memory of a folder's server."""
     return f"{folder.name.replace('-', '_')}_"
 
 
@@ -85,11 +87,11 @@ def remove_traces(folder: Path) -> None:
 
 
 def _sweep() -> bool:
-    """Deletes this user's folders that no living server holds, and their servers' traces. Returns
-    whether there were any."""
+    """Deletes this user's folders that no running server holds, and what their servers left
+    elsewhere. Returns whether there were any."""
     swept = False
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
-        # Gone meanwhile, another user's, or in use.
+        # The folder was removed, belongs to another user, or is in use.
         with contextlib.suppress(OSError):
             if lock.parent.lstat().st_uid != os.getuid() or lock.parent.is_symlink():
                 continue

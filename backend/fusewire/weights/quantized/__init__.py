@@ -1,4 +1,4 @@
-"""Quantised checkpoints, in the formats that they are published in, as plain weights."""
+"""Reads quantised checkpoints, in the formats that they are published in, as plain weights."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = [
 def with_weights(
     tensors: Mapping[str, StoredTensor], method: Method
 ) -> dict[str, StoredTensor | QuantizedTensor]:
-    """The tensors with `X.weight` in the place of what is stored of each quantised module X, and
-    without what only activations need that are not quantised here. CheckpointError where a module
-    lacks a part, or has one of another type or shape."""
+    """Returns the tensors with `X.weight` in place of the stored parts of each quantised module X,
+    and without tensors that only activations need which are not quantised here. Raises
+    CheckpointError if a module lacks a part, or has one of a wrong type or shape."""
     plain: dict[str, StoredTensor | QuantizedTensor] = {}
     modules: dict[str, dict[str, StoredTensor]] = {}
-    inputs: dict[str, dict[str, StoredTensor]] = {}  # of modules that may not be quantised
+    inputs: dict[str, dict[str, StoredTensor]] = {}  # by module, which need not be quantised
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         if part in method.parts:
@@ -73,8 +73,8 @@ def with_weights(
 
 
 def _check_unneeded(name: str, tensor: StoredTensor) -> None:
-    """Checks a scale of activations that are not quantised here: it is not needed, but shows
-    damage."""
+    """Checks a scale of activations that are not quantised here: it is not needed, but a wrong one
+    shows that the file is damaged."""
     if name.endswith("_scale"):
         numbers = tensor.float32(name)
         if not (np.isfinite(numbers) & (numbers > 0)).all():

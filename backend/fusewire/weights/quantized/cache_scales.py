@@ -1,6 +1,6 @@
-"""What keys and values of a cache in float8 are divided by, as a folder was calibrated
-(compressed-tensors' kv_cache_scheme; scales beside the attentions of FP8 folders): a number for
-each attention."""
+"""The scales that keys and values of a float8 cache are divided by, one per attention, as
+calibrated for a folder (compressed-tensors' kv_cache_scheme; scales beside the attentions of FP8
+folders)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusewire.weights.quantized.settings import Settings, fault
 from fusewire.weights.safetensors import StoredTensor
 
 _PARTS = ("k_scale", "v_scale")
-# As early versions of compressed-tensors name them; without a scheme they are of something else.
+# The names in early versions of compressed-tensors; without a scheme they mean something else.
 _EARLY = ("k_proj.output_scale", "v_proj.output_scale")
 _SCHEME = {
     "type": "float",
@@ -29,15 +29,15 @@ class CacheScales:
     """The scales of a checkpoint; each is checked when it is asked for."""
 
     def __init__(self, settings: Settings | None, tensors: Mapping[str, StoredTensor]) -> None:
-        """`settings`: of a quantised folder; `tensors`: by their names in the checkpoint."""
+        """`settings`: those of a quantised folder. `tensors`: by their names in the checkpoint."""
         scheme = settings is not None and settings.values.get("kv_cache_scheme")
         self._scheme = settings.section("kv_cache_scheme") if settings and scheme else None
         self._tensors = tensors
 
     def of(self, attention: str) -> tuple[float, float]:
-        """The scales of keys and of values, 1 where the folder has none. CheckpointError for a
-        scheme other than a number for each attention, and for tensors that are missing or have
-        another shape."""
+        """Returns the scales of keys and of values, 1 if the folder has none. Raises
+        CheckpointError for a scheme other than one scale per attention, and for tensors that are
+        missing or have another shape."""
         names = [f"{attention}.{part}" for part in _PARTS]
         if self._scheme is not None:
             _check_scheme(self._scheme)
@@ -63,7 +63,7 @@ class CacheScales:
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a stored tensor may be one."""
+    """Whether the name of a stored tensor may be that of a cache scale."""
     return name.endswith(tuple(f".{each}" for each in (*_PARTS, *_EARLY)))
 
 

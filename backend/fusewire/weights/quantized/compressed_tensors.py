@@ -1,15 +1,16 @@
 """compressed-tensors (llm-compressor): weights in int8, FP8 E4M3 or packed into int32.
 
 `int-quantized`, `float-quantized` and `naive-quantized` store `weight` [out_features, in_features]
-in bytes, of a Conv1D too; `pack-quantized` stores `weight_packed` [out_features, ceil(in_features /
-codes of a word)], whose codes count up from -2 ** (bits - 1), and `weight_shape`. `weight_scale`
-(and `weight_zero_point`, packed by rows where weights are) has a number for the tensor, each row,
-each group of columns in each row, or each block; `weight_g_idx` is each column's group where these
-are ordered by activations. How activations are quantised does not change a weight; where they are
-to be of the weights' own 8 bits by the token, symmetric and with scales that are found as they
-come, weights are meant for products of int8 or FP8 (W8A8); and of FP8 also where activations have
-one `input_scale` (static), or where weights have blocks of 128 x 128 and activations scales that
-are found for as many inputs.
+in bytes, also for a Conv1D. `pack-quantized` stores `weight_packed` [out_features, ceil(in_features
+/ codes per word)], whose codes count up from -2 ** (bits - 1), and `weight_shape`. `weight_scale`
+(and `weight_zero_point`, packed by rows if weights are packed) has one element for the tensor, for
+each row, for each group of columns in each row, or for each block; `weight_g_idx` is the group of
+each column if columns are ordered by activations.
+
+The quantisation of activations does not change a weight. Weights are meant for int8 or FP8 products
+(W8A8) if activations are quantised to the same 8-bit type per token, symmetrically and with dynamic
+scales. FP8 weights are meant for them also if activations have one `input_scale` (static), or if
+weights have blocks of 128 x 128 and activations dynamic scales per 128 inputs.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ class _Scheme:
     bits: int
     is_float: bool
     symmetric: bool
-    ordered: bool  # by activations: there is a weight_g_idx
+    ordered: bool  # by activations, with a weight_g_idx
     strategy: str
-    products: str | None  # of QuantizedWeight
+    products: str | None  # as in QuantizedWeight
     static: bool  # products take the input_scale
     group_size: int = 0
     block: tuple[int, int] = (0, 0)
 
     def blocks(self, rows: int, columns: int) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
+        """Returns the numbers of rows and columns that share a scale."""
         by_strategy = {
             "tensor": (rows, columns),
             "channel": (1, columns),
@@ -96,7 +97,7 @@ class CompressedTensors:
         if not groups.values and not settings.values.get("kv_cache_scheme"):
             raise settings.fault("config_groups", "a group of modules")
         named = [groups.section(key) for key in groups.values]
-        # Where `weights` is null a group is of activations alone, as those of attentions.
+        # A group whose `weights` is null is for activations only, such as those of attentions.
         of_weights = [each for each in named if each.values.get("weights", {}) is not None]
         self._schemes = [_scheme(each, settings) for each in of_weights]
         self._ignore = settings.names("ignore")
@@ -107,7 +108,8 @@ class CompressedTensors:
         return module.is_conv1d(self._model_type)
 
     def shape(self, module: Module) -> tuple[int, int]:
-        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        """Returns [out_features, in_features]. Raises CheckpointError if parts are missing or do
+        not fit."""
         scheme = self._scheme_of(module)
         rows, columns = _packed_shape(module, scheme) if scheme.packed else _shape(module, scheme)
         block = scheme.blocks(rows, columns)
@@ -121,7 +123,7 @@ class CompressedTensors:
                 module.part("weight_zero_point", ("I32",), (words, grid[1]))
             elif not scheme.symmetric:
                 module.part("weight_zero_point", ("I8",), *allowed)
-            else:  # older versions store zeros; their type and shape are never looked at
+            else:  # older versions store zeros, whose type and shape do not matter
                 _check_zeros(module)
         if scheme.ordered:
             module.part("weight_g_idx", WHOLE, (columns,))
@@ -162,7 +164,7 @@ class CompressedTensors:
             raise module.fault(
                 next(iter(module.parts)), "a quantised module", "none, as `ignore` names it"
             )
-        # As compressed-tensors has it: a name before a pattern, patterns by their letters.
+        # As in compressed-tensors: names take precedence over patterns, which are sorted.
         found = [
             (is_pattern(each), each, s)
             for s in self._schemes
@@ -170,7 +172,7 @@ class CompressedTensors:
             if matches(name, each)
         ]
         named = [s for _, _, s in sorted(found, key=lambda match: match[:2])]
-        # Other targets are classes of modules, of which a folder tells tables by their names.
+        # Other targets are classes of modules. In a folder, tables are recognised by their names.
         by_class = [s for s in self._schemes if any(is_class(each) for each in s.targets)]
         own = "Embedding" if _TABLE.search(name) else "Linear"
         schemes = named[:1] or [s for s in by_class if own in s.targets] or by_class
@@ -188,7 +190,7 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
     packed = (group if own else settings).choice("format", _FORMATS) == _PACKED
     weights = group.section("weights")
     kind = weights.choice("type", ("int",) if packed else ("int", "float"), "int")
-    # In int-quantized those of 4 bits have a byte each too.
+    # In int-quantized, 4-bit codes take a byte each too.
     bits = weights.choice("num_bits", (2, 4, 8) if packed else (4, 8) if kind == "int" else (8,))
     strategies = ("channel", "group") if packed else ("channel", "group", "tensor", "block")
     strategy = weights.choice("strategy", strategies, _default(weights))
@@ -199,7 +201,7 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
     actorder = weights.choice(
         "actorder", (None, False, True, "group", "weight", "static", "dynamic")
     )
-    ordered = actorder in (True, "group", "dynamic")  # "static" is "weight": columns in order
+    ordered = actorder in (True, "group", "dynamic")  # "static", "weight": columns stay in order
     if ordered and strategy != "group":
         raise weights.fault("actorder", f"null for weights by {strategy}")
     block = weights.sizes("block_structure") if strategy == "block" else (0, 0)
@@ -221,8 +223,8 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
 
 
 def _products(kind: str, block: tuple[int, int], activations: Any) -> str | None:
-    """The format of weights of this kind where activations are quantised to it as products do it,
-    with scales that are found, else None."""
+    """Returns the format of weights of this kind for 8-bit products, if activations are quantised
+    to it dynamically as these products do it, else None."""
     if block == (BLOCK, BLOCK) and kind == "float":
         by_block = _is(activations, kind, "group", dynamic=True)
         return BLOCKS if by_block and activations.get("group_size") == BLOCK else None
@@ -231,7 +233,7 @@ def _products(kind: str, block: tuple[int, int], activations: Any) -> str | None
 
 
 def _is(activations: Any, kind: str, strategy: str, *, dynamic: bool) -> bool:
-    """Whether activations are quantised so, to 8 bits and symmetrically."""
+    """Whether activations are quantised like this, to 8 bits and symmetrically."""
     wanted = {"num_bits": 8, "type": kind, "strategy": strategy}
     return (
         isinstance(activations, Mapping)
@@ -242,7 +244,7 @@ def _is(activations: Any, kind: str, strategy: str, *, dynamic: bool) -> bool:
 
 
 def _default(weights: Settings) -> str:
-    """compressed-tensors' strategy where none is given: by the size of groups."""
+    """Returns compressed-tensors' strategy where none is given: by the group size."""
     size = weights.values.get("group_size")
     return "tensor" if size is None else "channel" if size == -1 else "group"
 

@@ -1,7 +1,7 @@
-"""quant_method fp8: E4M3 weights with a scale for each block (DeepSeek-V3, arXiv 2412.19437,
-section 3.3; Qwen3) or for the tensor. `weight_scale_inv` is multiplied with, whatever its name.
-Weights are meant for products of FP8, where activations are quantised as they come (dynamic),
-those of blocks in the blocks' columns, or by a scale of their own for the tensor (static)."""
+"""quant_method fp8: E4M3 weights with a scale per block (DeepSeek-V3, arXiv 2412.19437, section
+3.3; Qwen3) or per tensor. Despite its name, `weight_scale_inv` is multiplied with. Weights are
+meant for FP8 products with activations that are quantised dynamically, for weights in blocks with a
+scale per block of columns, or with a stored scale per tensor (static)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_BLOCK = (BLOCK, BLOCK)
 
 
 class Fp8:
-    """Weights in blocks or whole."""
+    """FP8 weights with a scale per block or per tensor."""
 
     parts = frozenset({"weight", "weight_scale_inv", "weight_scale"})
     unneeded = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"})
@@ -33,7 +33,7 @@ class Fp8:
         settings.choice("expert_dtype", (None, "fp8"))
         for key in ("modules_to_not_convert", "ignored_layers"):
             settings.names(key)
-        # Left out, it is transformers' default or, as vLLM has it, null: the scales tell which.
+        # If missing, it is transformers' default or, in vLLM, null: the scales tell which.
         self._either = "weight_block_size" not in settings.values
         self._block: tuple[int, int] | None = _DEFAULT_BLOCK
         if not self._either:
@@ -44,7 +44,8 @@ class Fp8:
         return False
 
     def shape(self, module: Module) -> tuple[int, int]:
-        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        """Returns [out_features, in_features]. Raises CheckpointError if parts are missing or do
+        not fit."""
         rows, columns = module.part("weight", ("F8_E4M3",)).shape
         name = self._scale(module)
         module.only("weight", name, *self.input_scales)

@@ -1,9 +1,9 @@
-"""GPTQ and AWQ: 4-bit weights with a zero point and a scale for each group of inputs.
+"""GPTQ and AWQ: 4-bit weights with a zero point and a scale per group of inputs.
 
-Both store the transposed weight. qweight of GPTQ is [in_features / codes of a word, out_features]
-(layout of AutoGPTQ and GPTQModel, and of AutoRound's exports), that of AWQ [in_features,
-out_features / 8] (AutoAWQ, version "gemm"). qzeros are [groups, out_features / codes of a word],
-scales [groups, out_features]. Transposed back, both are codes of [out_features, in_features].
+Both store the transposed weight. qweight is [in_features / codes per word, out_features] in GPTQ
+(the layout of AutoGPTQ and GPTQModel, and of AutoRound's exports) and [in_features, out_features /
+8] in AWQ (AutoAWQ, version "gemm"). qzeros are [groups, out_features / codes per word], scales
+[groups, out_features]. Transposed back, both are codes of [out_features, in_features].
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fusewire.weights.quantized.weight import (
 )
 
 _I32 = ("I32",)
-# AWQ's column k of a word is in this nibble, counted from the lowest.
+# The nibble of column k in an AWQ word, counted from the lowest.
 _AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Gptq:
-    """quant_method gptq, and auto-round packed in the same way."""
+    """quant_method gptq, and auto-round with the same packing."""
 
     parts = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     unneeded: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class Gptq:
         settings.choice("pack_dtype", ("int32",), "int32")
         key = "checkpoint_format" if "checkpoint_format" in settings.values else "format"
         version = settings.choice(key, ("gptq", "gptq_v2"), "gptq")
-        # Added to the words of qzeros: version 1 stores them less 1 in each code, with borrows.
+        # Added to the words of qzeros: version 1 stores each code less 1, with borrows.
         ones = sum(1 << at for at in range(0, 32, self._bits))
         self._stored_less = np.uint32(ones if version == "gptq" else 0)
         settings.absent("rotation", "adapter", "is_marlin_format")
@@ -52,7 +52,8 @@ class Gptq:
         return module.is_conv1d(self._model_type)
 
     def shape(self, module: Module) -> tuple[int, int]:
-        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        """Returns [out_features, in_features]. Raises CheckpointError if parts are missing or do
+        not fit."""
         count = 32 // self._bits
         words, outputs = module.part("qweight", _I32).shape
         inputs = words * count
@@ -75,7 +76,7 @@ class Gptq:
                 raise module.fault("g_idx", "an order", "columns in order, as desc_act is false")
             groups = stored
         grid = (outputs, scales.shape[1])
-        words = module.words("qzeros") + self._stored_less  # modulo 2 ** 32, as GPTQModel adds it
+        words = module.words("qzeros") + self._stored_less  # modulo 2 ** 32, as in GPTQModel
         zeros = Codes(words.T, grid, self._bits, axis=0).all()
         return QuantizedWeight(
             Codes(module.words("qweight").T, (outputs, inputs), self._bits),
@@ -108,7 +109,8 @@ class Awq:
         return False
 
     def shape(self, module: Module) -> tuple[int, int]:
-        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        """Returns [out_features, in_features]. Raises CheckpointError if parts are missing or do
+        not fit."""
         inputs, words = module.part("qweight", _I32).shape
         groups = _groups(inputs, self._group_size)
         module.part("qzeros", _I32, (groups, words))
@@ -135,9 +137,9 @@ def _groups(inputs: int, size: int) -> int:
 
 
 def _check_exceptions(settings: Settings) -> None:
-    """CheckpointError where modules are quantised in other ways than the rest: GPTQModel's
-    `dynamic` (a pattern with a minus is of modules that are not quantised) and AutoRound's
-    `extra_config` (16 bits and more are not quantised)."""
+    """Raises CheckpointError if some modules are quantised differently from the rest: GPTQModel's
+    `dynamic` (a pattern with a minus names modules that are not quantised) and AutoRound's
+    `extra_config` (16 bits or more: not quantised)."""
     dynamic = settings.values.get("dynamic") or {}
     if not isinstance(dynamic, dict) or not all(key.startswith("-:") for key in dynamic):
         raise settings.fault("dynamic", "patterns of modules that are not quantised (`-:`)")

@@ -1,4 +1,4 @@
-"""Which formats of quantised weights are read, and what to do about those that are not."""
+"""Which formats of quantised weights are supported, and what to do about others."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ KEYS = ("quantization_config", "compression_config")
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:
-    """As the config.json of a folder names it, that loaded; None: its weights are not quantised."""
+    """Returns the quant_method of a config.json whose folder can be loaded; None if its weights are
+    not quantised."""
     return next((config[key].get("quant_method") for key in KEYS if config.get(key)), None)
 
 
 class Method(Protocol):
-    """One format, as a folder's settings have it."""
+    """One format, with a folder's settings."""
 
     @property
     def parts(self) -> frozenset[str]:
-        """Last names of the tensors of a quantised weight."""
+        """Last name components of the tensors of a quantised weight."""
 
     @property
     def unneeded(self) -> frozenset[str]:
-        """Last names of tensors that only quantised activations and KV caches need."""
+        """Last name components of tensors that only quantised activations and KV caches need."""
 
     @property
     def input_scales(self) -> tuple[str, ...]:
-        """The names among `unneeded` that are the scale of what a quantised weight is multiplied
-        by."""
+        """Those names of `unneeded` that are the scale of a quantised weight's input."""
 
     def shape(self, module: Module) -> tuple[int, int]:
-        """[out_features, in_features], from headers and a few numbers; CheckpointError where a part
-        is missing, or has another type or shape."""
+        """Returns [out_features, in_features], from headers and a few values. Raises
+        CheckpointError if a part is missing, or has a wrong type or shape."""
 
     def weight(self, module: Module) -> QuantizedWeight:
-        """What is stored; CheckpointError also where scales, zero points or groups are wrong."""
+        """Returns the stored weight. Raises CheckpointError also if scales, zero points or groups
+        are wrong."""
 
     def transposed(self, module: Module) -> bool:
         """Whether the model's own weight is [in_features, out_features]."""
@@ -54,7 +55,7 @@ _DEQUANTISED = (
     "load it with transformers and save what `model.dequantize()` gives in a new folder, or "
     + _OTHER
 )
-# What to do about a method that is not read; about others _OTHER.
+# Remedies for unsupported methods; for all others _OTHER.
 _REFUSED = {
     "bitsandbytes": _DEQUANTISED,
     "mxfp4": _DEQUANTISED,
@@ -66,14 +67,14 @@ _PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings | None:
-    """What a config.json says of its quantised weights; None: nothing."""
+    """Returns the quantisation settings of a config.json; None if it has none."""
     key = next((each for each in KEYS if config.get(each) is not None), None)
     return None if key is None else Settings(config[key], key)
 
 
 def method_of(config: Mapping[str, Any]) -> Method | None:
-    """The format that a config.json declares, None for plain weights; CheckpointError for one that
-    is not read, by name and with what to do."""
+    """Returns the format that a config.json declares, None for plain weights. Raises
+    CheckpointError for an unsupported format, with its name and a remedy."""
     settings = settings_of(config)
     if settings is None:
         return None
@@ -93,7 +94,7 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
     if name == "awq":
         return Awq(settings)
     if name is None and not _OF_BITSANDBYTES.isdisjoint(settings.values):
-        name = "bitsandbytes"  # by an old version of transformers
+        name = "bitsandbytes"  # saved by an old version of transformers
     wanted = f"a quant_method of {', '.join(READ)}"
     remedy = _REFUSED.get(name, _OTHER) if isinstance(name, str) else _OTHER
     raise fault(key, settings.values if name is None else name, wanted, remedy)

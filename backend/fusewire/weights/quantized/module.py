@@ -1,4 +1,4 @@
-"""The stored tensors of one quantised module, each checked for its type, shape and range."""
+"""The stored tensors of one quantised module, with checks of type, shape and range."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fusewire.weights.safetensors import StoredTensor
 SCALES = ("F16", "BF16", "F32")
 ONE = ((), (1,), (1, 1))  # shapes of a single scale
 WHOLE = ("I32", "I64")
-_MOST = 1e35  # times any number that a code stands for it is finite in fp32
-# Conv1D of transformers: its weight is [in_features, out_features], quantised as that of a linear.
+_MOST = 1e35  # the product with the value of any code is finite in fp32
+# Conv1D of transformers: its weight is [in_features, out_features], but quantised like a Linear's.
 _CONV1D = {"gpt2": ("c_attn", "c_fc", "c_proj", "q_attn")}
 _REMEDY = "download the folder again, or quantise the model again"
 
 
 @dataclass(frozen=True)
 class Module:
-    """What is stored of module `name`: its tensors by the last part of their names."""
+    """The stored tensors of module `name`, by the last components of their names."""
 
     name: str
     parts: Mapping[str, StoredTensor]
@@ -33,14 +33,15 @@ class Module:
         return part in self.parts
 
     def is_conv1d(self, model_type: Any) -> bool:
-        """Whether models of this `model_type` have a Conv1D here."""
+        """Whether models of this `model_type` have a Conv1D in this place."""
         names = _CONV1D.get(model_type, ()) if isinstance(model_type, str) else ()
         return self.name.rpartition(".")[2] in names
 
     def part(
         self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...], dims: int = 2
     ) -> StoredTensor:
-        """The part of one of these types and shapes (none given: any of `dims` dimensions)."""
+        """Returns the part. Raises CheckpointError unless it has one of these types and shapes
+        (without shapes: `dims` dimensions, none of them 0)."""
         if name not in self.parts:
             raise CheckpointError(
                 f"{self._file}: tensor {self._full(name)!r}: got nothing beside "
@@ -56,13 +57,13 @@ class Module:
         return tensor
 
     def only(self, *names: str) -> None:
-        """CheckpointError for a part that is none of these."""
+        """Raises CheckpointError for a part with any other name."""
         for name in sorted(self.parts.keys() - set(names)):
             raise self.fault(name, "a tensor", f"none, as config.json has it (only {list(names)})")
 
     def scales(self, name: str, *, negative: bool = False) -> NDArray[np.float32]:
-        """Scales that are small enough for finite weights, and positive, or where they may be
-        `negative` at least not 0; CheckpointError for others."""
+        """Returns the scales. Raises CheckpointError unless they are small enough for finite
+        weights, and positive, or with `negative` at least not 0."""
         scales = self.parts[name].float32(self._full(name))
         right = (np.abs(scales) < _MOST) & ((scales != 0) if negative else (scales > 0))
         if not right.all():
@@ -72,19 +73,19 @@ class Module:
         return scales
 
     def input_scale(self, *names: str) -> float:
-        """The scale of what the weight is multiplied by, under one of these names."""
+        """Returns the scale of the weight's input, which has one of these names."""
         name = next((each for each in names if each in self), names[0])
         self.part(name, SCALES, *ONE)
         return float(self.scales(name).reshape(()))
 
     def integers(self, name: str) -> NDArray[Any]:
-        """The part's whole numbers, in their own type."""
+        """Returns the part's integers, in their stored type."""
         tensor = self.parts[name]
         whole = {"I8": np.int8, "I32": np.int32, "I64": np.int64}[tensor.dtype]
         return tensor.data.view(whole).reshape(tensor.shape)
 
     def float8(self, name: str, shape: tuple[int, int]) -> Codes:
-        """The part's E4M3 codes, each the code of a number."""
+        """Returns the part's E4M3 codes. Raises CheckpointError if one of them is NaN."""
         codes = self.parts[name].data.reshape(shape)
         wrong = codes & np.uint8(127) == 127
         if wrong.any():
@@ -92,11 +93,12 @@ class Module:
         return Codes(codes, shape, 8)
 
     def words(self, name: str) -> NDArray[np.uint32]:
-        """The part's packed words."""
+        """Returns the part's packed words."""
         return self.parts[name].data.view(np.uint32).reshape(self.parts[name].shape)
 
     def groups(self, name: str, count: int) -> NDArray[np.int64]:
-        """Each column's group, of `count`."""
+        """Returns the group of each column. Raises CheckpointError unless all are in 0..count -
+        1."""
         groups = self.integers(name)
         wrong = (groups < 0) | (groups >= count)
         if wrong.any():
@@ -119,13 +121,13 @@ class Module:
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """The weight of a quantised module, in the place of a StoredTensor: nothing of it is read
-    before it is asked for."""
+    """The weight of a quantised module, in place of a StoredTensor; it is read only when it is
+    asked for."""
 
     module: Module
     shape: tuple[int, ...]
-    stored: Callable[[], QuantizedWeight]  # CheckpointError where scales, zeros or groups are wrong
-    transposed: bool = False  # the weight is [in_features, out_features], as of Conv1D
+    stored: Callable[[], QuantizedWeight]  # raises CheckpointError for wrong scales, zeros, groups
+    transposed: bool = False  # whether the weight is [in_features, out_features], as in Conv1D
 
     is_float = True
 
@@ -134,28 +136,29 @@ class QuantizedTensor:
         return "quantised"
 
     def equals(self, other: object) -> bool:
-        """Whether both hold the same bytes under the same names."""
+        """Whether both have the same bytes under the same names."""
         if not isinstance(other, QuantizedTensor):
             return False
         here, there = self.module.parts, other.module.parts
         return here.keys() == there.keys() and all(here[p].equals(there[p]) for p in here)
 
     def codes(self) -> StoredCodes | None:
-        """As `QuantizedWeight.for_products`: [out_features, in_features] of a transposed weight
-        too."""
+        """As `QuantizedWeight.for_products`; [out_features, in_features] also for a transposed
+        weight."""
         return self.stored().for_products()
 
     def int4(self) -> Int4 | None:
-        """As `QuantizedWeight.int4`: rows are out_features of a transposed weight too."""
+        """As `QuantizedWeight.int4`; rows are out_features also for a transposed weight."""
         return self.stored().int4()
 
     @property
     def nbytes(self) -> int:
-        """Bytes as stored."""
+        """The number of stored bytes."""
         return sum(part.nbytes for part in self.module.parts.values())
 
     def numbers(self, name: str, dtype: str) -> NDArray[Any]:
-        """The dequantised values, always fp32: a 16-bit `dtype` is rounded to once, later."""
+        """Returns the dequantised values, always in fp32: rounding to a 16-bit `dtype` happens
+        once, later."""
         return self.float32(name)
 
     def float32(self, name: str) -> NDArray[np.float32]:

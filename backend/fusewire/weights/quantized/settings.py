@@ -1,4 +1,4 @@
-"""The quantization_config of a config.json, read strictly."""
+"""Reads the quantization_config of a config.json strictly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REMEDY = "use an unquantised copy of the model, or one quantised in a format th
 
 
 class Settings:
-    """Typed access; every fault is a CheckpointError naming key, got and wanted."""
+    """Typed access; every fault is a CheckpointError with the key, got and wanted."""
 
     def __init__(self, values: Any, path: str) -> None:
         self.path = path
@@ -20,21 +20,21 @@ class Settings:
         self.values = values
 
     def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
-        """The value, one of `allowed`, by type too."""
+        """Returns the value, which has to be one of `allowed`, of the same type."""
         got = self.values.get(key, default)
         if not any(got == value and type(got) is type(value) for value in allowed):
             raise self.fault(key, f"one of {', '.join(map(repr, allowed))}")
         return got
 
     def size(self, key: str) -> int:
-        """A whole number, at least 1."""
+        """Returns an integer, at least 1."""
         got = self.values.get(key)
         if type(got) is not int or not 1 <= got < 1 << 31:
             raise self.fault(key, "a whole number, at least 1")
         return got
 
     def sizes(self, key: str) -> tuple[int, int]:
-        """Two whole numbers, each at least 1."""
+        """Returns two integers, each at least 1."""
         got = self.values.get(key)
         if (
             not isinstance(got, list)
@@ -45,11 +45,12 @@ class Settings:
         return got[0], got[1]
 
     def group_size(self, key: str) -> int:
-        """Columns of a group; 0 where all columns are one group (-1 in the file)."""
+        """Returns the number of columns per group; 0 if all columns are one group (-1 in the
+        file)."""
         return 0 if self.values.get(key) == -1 else self.size(key)
 
     def names(self, key: str) -> list[str]:
-        """A list of strings; none where it is null or left out."""
+        """Returns a list of strings; empty if it is null or missing."""
         got = self.values.get(key)
         got = [] if got is None else got
         if not isinstance(got, list) or not all(isinstance(name, str) for name in got):
@@ -60,7 +61,7 @@ class Settings:
         return Settings(self.values.get(key), f"{self.path}.{key}")
 
     def absent(self, *keys: str) -> None:
-        """CheckpointError where a key has a value that changes the result."""
+        """Raises CheckpointError if a key has a value that would change the result."""
         for key in keys:
             if self.values.get(key) not in (None, {}, [], False):
                 raise self.fault(key, "nothing")

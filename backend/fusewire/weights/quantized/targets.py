@@ -1,7 +1,7 @@
-"""Which modules the `targets` and `ignore` of compressed-tensors name: one module, a class of
-modules (Linear), or all modules whose names a regular expression (`re:...`) matches.
+"""Matches modules with the `targets` and `ignore` of compressed-tensors: the name of a module, a
+class of modules (Linear), or a regular expression of names (`re:...`).
 
-A pattern comes with the folder, so one that could take very long to match is refused.
+Patterns come with the folder, so one that could take very long to match is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fusewire.weights.quantized.settings import Settings, fault
 
 _PATTERN = "re:"
 _MOST_REPEATS = 6
-_MOST_STEPS = 50_000_000  # to match a name: some seconds
+_MOST_STEPS = 50_000_000  # to match a name; takes some seconds
 
 
 def is_pattern(target: str) -> bool:
@@ -21,13 +21,13 @@ def is_pattern(target: str) -> bool:
 
 
 def is_class(target: str) -> bool:
-    """Whether it names a class of modules."""
+    """Whether the target names a class of modules."""
     return not is_pattern(target) and "." not in target and target[:1].isupper()
 
 
 def check_target(target: str, settings: Settings) -> None:
-    """CheckpointError for a pattern that is wrong, or could take very long: one that repeats a
-    group (blanks could hide it in a verbose pattern), or repeats much."""
+    """Raises CheckpointError for a pattern that is invalid, or could take very long: one that
+    repeats a group (which whitespace could hide in a verbose pattern), or has too many repeats."""
     pattern = target.removeprefix(_PATTERN)
     if is_pattern(target):
         try:
@@ -46,8 +46,8 @@ def check_target(target: str, settings: Settings) -> None:
 
 
 def matches(name: str, target: str) -> bool:
-    """Whether it names this module, by its name or a pattern. CheckpointError where matching could
-    take too long."""
+    """Whether the target matches this module, by its name or by a pattern. Raises CheckpointError
+    if matching could take too long."""
     if not is_pattern(target):
         return name == target
     pattern = target.removeprefix(_PATTERN)
@@ -61,8 +61,9 @@ def matches(name: str, target: str) -> bool:
 
 
 def _steps(pattern: str, length: int) -> int:
-    """The most ways that matching a name of this length can try, where no group is repeated: of
-    splitting it among the repeats, of taking optional parts or not, and of alternatives."""
+    """Returns an upper bound of the ways that matching a name of this length can try, if no group
+    is repeated: of splitting it among the repeats, of taking optional parts or not, and of
+    alternatives."""
     repeats = len(re.findall(r"[*+{]", pattern))
     alternatives = math.prod(1 + part.count("|") for part in pattern.split(")"))
     return math.comb(length + repeats, repeats) * alternatives << pattern.count("?")

@@ -1,4 +1,4 @@
-"""A quantised matrix: what is stored of it, and the numbers that it stands for."""
+"""A quantised matrix: its stored codes, scales and zero points, and its dequantised values."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE = 1 << 18  # numbers that a thread dequantises at a time: a few MB with what it needs
-_LEAST_GROUP = 32  # of the kernels for 4-bit numbers
+_PIECE = 1 << 18  # elements that a thread dequantises at a time: a few MB with temporaries
+_LEAST_GROUP = 32  # minimum group size of the 4-bit kernels
 
 
 @dataclass(frozen=True)
 class Codes:
-    """Codes of `bits` bits, [rows, columns], several in a word of uint32 or one in a uint8.
+    """Codes of `bits` bits, [rows, columns], several in a uint32 word or one in a uint8.
 
-    The words of `axis` 1 are [rows, ceil(columns / codes of a word)], those of axis 0
-    [ceil(rows / codes of a word), columns]. Code k of a word is in the bits from `lanes[k] * bits`
-    on; no lanes: in order, from the lowest bits on.
+    With `axis` 1 the words are [rows, ceil(columns / codes per word)], with axis 0 [ceil(rows /
+    codes per word), columns]. Code k of a word begins at bit `lanes[k] * bits`; without lanes codes
+    are in order, from the lowest bits on.
     """
 
     words: NDArray[Any]  # a view of the file
@@ -35,7 +35,8 @@ class Codes:
         return self.words.itemsize * 8 // self.bits
 
     def rows(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """The codes of these rows [end - begin, columns]; `begin` is a multiple of `per_word`."""
+        """Returns the codes of these rows [end - begin, columns]. `begin` has to be a multiple of
+        `per_word`."""
         count = self.per_word
         end = min(end, self.shape[0])
         if count == 1:
@@ -57,8 +58,8 @@ class Codes:
     def nibbles(
         self, begin: int, end: int, order: NDArray[np.int32] | None = None
     ) -> NDArray[np.uint8]:
-        """4-bit codes of rows begin to end, two a byte, the first of two columns in the low bits;
-        the columns in this order, or as they are."""
+        """Returns the 4-bit codes of rows begin to end, two per byte, the first of two columns in
+        the low bits; with the columns in this order, or in their stored order."""
         if order is None and self.axis == 1 and self.per_word > 1 and not self.lanes:
             return np.ascontiguousarray(self.words[begin:end]).view(np.uint8)
         codes = self.rows(begin, end)
@@ -71,22 +72,22 @@ class Codes:
 
 
 BLOCKS = "float8_e4m3_blocks"
-BLOCK = 128  # rows and columns of a weight in BLOCKS, and columns of what it is multiplied by
+BLOCK = 128  # rows and columns per block of a weight in BLOCKS, and columns per block of its input
 
 
 class StoredCodes(NamedTuple):
-    """A weight as products of 8 bits take it."""
+    """A weight in a format of 8-bit products."""
 
     format: str  # int8, float8_e4m3 or BLOCKS
     codes: NDArray[np.uint8]  # [rows, columns], the bytes of the format
-    scales: NDArray[np.float32]  # [rows], of BLOCKS [rows / BLOCK, columns / BLOCK], rounded up
-    # The scale of what it is multiplied by; 0: each row's own, by its largest magnitude.
+    scales: NDArray[np.float32]  # [rows]; BLOCKS: [rows / BLOCK, columns / BLOCK], rounded up
+    # The scale of the input; 0: dynamic, one per row of the input, from its largest magnitude.
     input_scale: float = 0.0
 
 
 def joined(parts: Sequence[StoredCodes]) -> StoredCodes | None:
-    """The rows of all parts as one weight; None where formats or input scales differ, or a block
-    would have rows of two."""
+    """Returns the rows of all parts as one weight; None if formats or input scales differ, or if a
+    block would have rows of two parts."""
     first = parts[0]
     alike = all(p.format == first.format and p.input_scale == first.input_scale for p in parts)
     whole = first.format != BLOCKS or all(len(p.codes) % BLOCK == 0 for p in parts[:-1])
@@ -98,13 +99,13 @@ def joined(parts: Sequence[StoredCodes]) -> StoredCodes | None:
 
 @dataclass(frozen=True)
 class Int4:
-    """weight[r, order[c]] = scales[r, g] * (code[r, c] - zeros[r, g]), where groups of equally many
-    neighbouring columns are counted by g."""
+    """weight[r, order[c]] = scales[r, g] * (code[r, c] - zeros[r, g]), where g is the index of c's
+    group; groups are adjacent columns, equally many in each."""
 
     nibbles: NDArray[np.uint8]  # [rows, columns / 2]: codes, the first of two in the low bits
     scales: NDArray[np.float32]  # [rows, groups]
-    zeros: NDArray[np.uint8]  # as scales
-    order: NDArray[np.int32] | None  # [columns]; None: as they are
+    zeros: NDArray[np.uint8]  # with the shape of scales
+    order: NDArray[np.int32] | None  # [columns]; None: the stored order
 
 
 @dataclass(frozen=True)
@@ -113,20 +114,20 @@ class QuantizedWeight:
     r // block_rows and g is groups[c]."""
 
     codes: Codes  # [rows, columns]
-    values: NDArray[np.float32]  # [2 ** bits]: the number that each code stands for
+    values: NDArray[np.float32]  # [2 ** bits]: the value of each code
     scales: NDArray[np.float32]  # [ceil(rows / block_rows), number of groups]
-    zeros: NDArray[np.float32] | None  # as scales
+    zeros: NDArray[np.float32] | None  # with the shape of scales
     block_rows: int
     groups: NDArray[np.int64]  # [columns]: each column's group
-    # The format of products, as of StoredCodes, that it is meant for: what it is multiplied with is
-    # to be rounded to that too, each row (or BLOCK of it) by itself, or all with the input scale.
-    # None: it stays as it is.
+    # The format, as in StoredCodes, of the products that the weight is meant for. Its input is to
+    # be rounded to this format too, with a scale per row (or per BLOCK of it), or with input_scale.
+    # None: the input is not rounded.
     products: str | None = None
     input_scale: float = 0.0
 
     def for_products(self) -> StoredCodes | None:
-        """The codes as they are stored; None where the weight is not meant for products of 8 bits,
-        or has other codes, zeros, or several scales a row other than those of BLOCKS."""
+        """Returns the stored codes; None if the weight is not meant for 8-bit products, or has
+        other codes, zero points, or several scales per row other than those of BLOCKS."""
         if self.products is None or self.zeros is not None or self.codes.words.itemsize != 1:
             return None
         rows, columns = self.codes.shape
@@ -139,9 +140,10 @@ class QuantizedWeight:
         return StoredCodes(self.products, codes, by_row, self.input_scale)
 
     def int4(self) -> Int4 | None:
-        """Its codes of 4 bits as they are stored, with the columns of a group side by side. None
-        where it has others, or groups that kernels do not take: they are equally many columns, a
-        power of two, at least 32, or all columns, whose number is a multiple of 32."""
+        """Returns the stored 4-bit codes, with the columns of each group adjacent. Returns None if
+        the weight has other codes, or groups that kernels do not support. They support groups of
+        the same number of columns, a power of two and at least 32, or one group of all columns; the
+        number of columns has to be a multiple of 32."""
         rows, columns = self.codes.shape
         count = self.scales.shape[1]
         size = columns // count
@@ -167,19 +169,19 @@ class QuantizedWeight:
         return Int4(nibbles, self.scales, (zeros - self.values[0]).astype(np.uint8), moved)
 
     def dequantized(self) -> NDArray[np.float32]:
-        """The weight [rows, columns], rounded to fp32 once."""
+        """Returns the weight [rows, columns], rounded to fp32 once."""
         out = np.empty(self.codes.shape, np.float32)
         self._in_pieces(lambda begin, end: self._fill(out, begin, end))
         return out
 
     def _in_pieces(self, fill: Callable[[int, int], None]) -> None:
-        """Calls fill(begin, end) for all rows."""
+        """Calls fill(begin, end) for all rows, in several threads."""
         rows, columns = self.codes.shape
         step = max(1, _PIECE // max(1, columns * self.codes.per_word)) * self.codes.per_word
         begins = range(0, rows, step)
         if len(begins) <= 1:
             fill(0, rows)
-        else:  # numpy computes without the interpreter's lock
+        else:  # numpy releases the GIL while it computes
             with ThreadPoolExecutor(min(len(begins), os.cpu_count() or 1)) as threads:
                 list(threads.map(lambda at: fill(at, min(at + step, rows)), begins))
 
@@ -196,18 +198,18 @@ class QuantizedWeight:
 
 
 def whole_numbers(bits: int, zero: int = 0) -> NDArray[np.float32]:
-    """Codes that count up from -zero."""
+    """Returns the values of codes that count up from -zero."""
     return np.arange(1 << bits, dtype=np.float32) - np.float32(zero)
 
 
 def twos_complement() -> NDArray[np.float32]:
-    """The bytes of int8."""
+    """Returns the values of int8 codes."""
     return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
 
 
 def float8_e4m3() -> NDArray[np.float32]:
-    """The bytes of OCP's FP8 E4M3 (Micikevicius et al. 2022, FP8 Formats for Deep Learning): no
-    infinity, NaN where all bits but the sign are set."""
+    """Returns the values of OCP's FP8 E4M3 codes (Micikevicius et al. 2022, FP8 Formats for Deep
+    Learning): no infinity, NaN if all bits but the sign are set."""
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)
@@ -217,5 +219,5 @@ def float8_e4m3() -> NDArray[np.float32]:
 
 
 def equal_groups(columns: int, size: int) -> NDArray[np.int64]:
-    """Each column's group where groups of `size` columns lie side by side."""
+    """Returns the group of each column, for groups of `size` adjacent columns."""
     return np.arange(columns) // size

@@ -1,5 +1,5 @@
-"""TensorFlow weights, which `fusewire import` converts: without tensorflow.
+"""Reads TensorFlow weights, which `fusewire import` converts, without tensorflow.
 
 `keras_h5` and `bundle` read the two formats as variables, `names` maps these to Hugging Face's
-tensors, and `worker` does it in a process with limits, which `conversion` starts.
+tensors, and `worker` does this in a process with limits, which `conversion` starts.
 """

@@ -1,10 +1,10 @@
 """TensorFlow's checkpoint bundles: PREFIX.index and its data shards, PREFIX.data-00000-of-00001 ….
 
 The index is a table (`table.py`): "" -> the header, a variable's name -> its entry (dtype, shape,
-shard, offset, size, checksum). The shards hold the raw values. A partitioned variable's entry has
-no values but lists its slices, which are entries of their own under keys made of name and place.
-A TF2 checkpoint's keys are paths of Python attributes; the variables' names are in the graph of
-objects that is stored as one string.
+shard, offset, size, checksum). The shards contain the raw values. The entry of a partitioned
+variable has no values but lists its slices, which have entries of their own with keys made of name
+and place. In a TF2 checkpoint, keys are paths of Python attributes; the names of variables are in
+the object graph, which is stored as one string.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from fusewire.weights.tensorflow.varint import varint
 
 _MOST_SHARDS = 1000
 _MOST_DIMENSIONS = 8
-_MOST_SIZE = 1 << 40  # along one
+_MOST_SIZE = 1 << 40  # along one dimension
 _BIG_ENDIAN = 1
 _STRING = 7
-# TensorFlow's number of a floating type -> safetensors' name, the numpy type with its bits.
+# TensorFlow's number of a floating-point type -> safetensors' name, the numpy type for its bits.
 _FLOATS = {1: ("F32", "f4"), 2: ("F64", "f8"), 14: ("BF16", "u2"), 19: ("F16", "f2")}
 _OBJECT_GRAPH = b"_CHECKPOINTABLE_OBJECT_GRAPH"
-# Their variables are states of an optimizer.
+# Keys with this part belong to the state of an optimizer.
 _SLOTS = b"/.OPTIMIZER_SLOT/"
 
 
 def read_bundle(folder: Path, index: str) -> list[Named]:
-    """The floating-point variables, with their names, of the checkpoint whose index is the file
-    `index`; those of other types are counters. CheckpointError."""
+    """Returns the floating-point variables, with their names, of the checkpoint whose index is the
+    file `index`; variables of other types are counters and are dropped. Raises CheckpointError."""
     return _Bundle(folder, index).variables()
 
 
@@ -117,7 +117,7 @@ class _Bundle:
         return Variable(_FLOATS[entry.dtype][0], shape, whole, check)
 
     def _names(self) -> dict[bytes, bytes]:
-        """A TF2 checkpoint's key -> the variable's name."""
+        """Returns the key in a TF2 checkpoint -> the variable's name."""
         entry = self._entries.get(_OBJECT_GRAPH)
         if entry is None:
             return {}
@@ -130,7 +130,8 @@ class _Bundle:
         }
 
     def _string(self, entry: Any) -> bytes:
-        """The value of a scalar string: its length, a checksum of that as u32, its bytes."""
+        """Returns the value of a scalar string, which is stored as its length, a u32 checksum of
+        the length, and its bytes."""
         data = self._bytes(entry)
         if entry.dtype != _STRING or data.size > MOST_BYTES:
             raise self._fault(f"got {data.size} bytes of objects, wanted at most {MOST_BYTES}")
@@ -140,7 +141,7 @@ class _Bundle:
         except ValueError:
             raise self._fault("the graph of objects is damaged") from None
         text = stored[at + 4 :]
-        # TensorFlow's covers the length as u32, its checksum and the bytes.
+        # TensorFlow's checksum covers the length as u32, the checksum of the length, and the bytes.
         order: Literal["big", "little"] = "big" if self._order == ">" else "little"
         crc = extended(0, (length & 0xFFFFFFFF).to_bytes(4, order))
         if len(text) != length or masked(extended(crc, stored[at:])) != entry.crc32c:
@@ -148,7 +149,8 @@ class _Bundle:
         return text
 
     def _check_places(self) -> None:
-        """Every entry lies in its shard, has the size of its shape, and overlaps no other."""
+        """Raises CheckpointError unless every entry is inside its shard, has the size of its shape,
+        and overlaps no other."""
         spans = []
         for key, entry in self._entries.items():
             if entry.slices:

@@ -1,4 +1,4 @@
-"""CRC-32C as TensorFlow stores it."""
+"""CRC-32C in the form that TensorFlow stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 def masked_crc32c(data: Any) -> int:
-    """The masked checksum of bytes, or of what can be sliced into them."""
+    """Returns the masked checksum of bytes, or of an object whose slices convert to bytes."""
     crc = 0
     for at in range(0, len(data), _CHUNK_BYTES):
         crc = _crc32c().extend(crc, bytes(data[at : at + _CHUNK_BYTES]))
@@ -18,12 +18,13 @@ def masked_crc32c(data: Any) -> int:
 
 
 def masked(crc: int) -> int:
-    """A checksum in the form that is stored: one of data with checksums inside is no worse."""
+    """Returns a checksum in its stored form, so that a checksum of data that contain checksums is
+    as strong as any other."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def extended(crc: int, data: bytes) -> int:
-    """The checksum, not masked, of what `crc` is of with `data` behind it."""
+    """Returns the unmasked checksum of the data of `crc` followed by `data`."""
     value: int = _crc32c().extend(crc, data)
     return value
 
@@ -37,7 +38,7 @@ def _crc32c() -> Any:
 
 
 def needs_extra(package: str) -> ConfigurationError:
-    """The error where a package of the extra is missing."""
+    """Returns the error for a missing package of the extra."""
     return ConfigurationError(
         f"TensorFlow weights: reading them needs the package {package}, which is not installed; "
         "pip install 'fusewire[tensorflow]'"

@@ -1,4 +1,5 @@
-"""config.json of a TensorFlow checkpoint: as it is, or made from google-research's or OpenAI's."""
+"""config.json of a TensorFlow checkpoint: unchanged, or made from google-research's or OpenAI's
+files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from fusewire.weights.folder import read_json
 from fusewire.weights.formats import CONFIG
 from fusewire.weights.tensorflow.variable import Variable
 
-# google-research's file -> model_type, prefix of the classes.
+# File name in google-research -> model_type, prefix of the classes.
 _GOOGLE = {"bert_config.json": ("bert", "Bert"), "albert_config.json": ("albert", "Albert")}
 _HEADS = {
     "cls/squad": "ForQuestionAnswering",
@@ -29,7 +30,8 @@ _HPARAMS = {
 
 
 def configuration(folder: Path, variables: Mapping[str, Variable]) -> dict[str, Any]:
-    """The values of config.json; CheckpointError where there is nothing to make them of."""
+    """Returns the values of config.json. Raises CheckpointError if there is no file to make them
+    of."""
     values = read_json(folder, CONFIG)
     if values is not None:
         return values
@@ -49,7 +51,7 @@ def configuration(folder: Path, variables: Mapping[str, Variable]) -> dict[str, 
 
 
 def _head(classes: str, variables: Mapping[str, Variable]) -> dict[str, Any]:
-    """`architectures`, by the heads that the checkpoint has, and the number of labels."""
+    """Returns `architectures`, by the heads in the checkpoint, and the number of labels."""
     if (bias := variables.get("output_bias")) is not None and bias.shape:
         architecture = classes + "ForSequenceClassification"
         return {"architectures": [architecture], "num_labels": bias.shape[0]}

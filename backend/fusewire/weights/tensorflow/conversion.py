@@ -1,4 +1,4 @@
-"""A folder with TensorFlow weights, converted into one with safetensors."""
+"""Converts a folder with TensorFlow weights into one with safetensors."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fusewire.weights.formats import INDEX, WEIGHTS
 from fusewire.weights.staged_folder import staged_folder
 from fusewire.weights.tensorflow import keras_h5
 
-# Isolated from the working folder and from PYTHON* variables; imports what its owner imports.
+# Isolated from the working directory and from PYTHON* variables, with its parent's import path.
 _PROGRAM = """\
 import sys
 sys.path[:] = sys.argv[5:]
 from fusewire.weights.tensorflow.worker import main
 main(int(sys.argv[1]), *sys.argv[2:5])
 """
-# HDF5_PLUGIN_PATH, for one, is not passed on.
+# The environment variables that are passed on; HDF5_PLUGIN_PATH, for example, is not.
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 _MOST_LINE_BYTES = 1 << 16
 
 
 def tensorflow_weights_in(folder: Path) -> str | None:
-    """tf_model.h5, its index, or the index of a checkpoint; None where there is none, or where
-    safetensors make it needless. CheckpointError where there are several checkpoints."""
+    """Returns tf_model.h5, its index, or the index of a checkpoint; None if there is none, or if
+    the folder has safetensors. Raises CheckpointError if there are several checkpoints."""
     if any(file_in(folder, name) is not None for name in (WEIGHTS, INDEX)):
         return None
     for name in (keras_h5.WEIGHTS, keras_h5.INDEX):
@@ -61,11 +61,12 @@ def converted(
     beside: Path,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Path]:
-    """A temporary folder of the same name in `beside`, with config.json and model.safetensors made
-    of `folder`'s TensorFlow weights, and copies of the files `others` (name -> path).
+    """A context with a temporary folder of the same name in `beside`, with config.json and
+    model.safetensors made from `folder`'s TensorFlow weights, and copies of the files `others`
+    (name -> path).
 
-    `weights`: what `tensorflow_weights_in` found. CheckpointError for damaged or unknown weights,
-    ConfigurationError where the extra is not installed or there is no room.
+    `weights`: the result of `tensorflow_weights_in`. Raises CheckpointError for damaged or unknown
+    weights, ConfigurationError if the extra is not installed or there is no disk space.
     """
     with staged_folder(folder.name, others, beside) as target:
         _run(folder, weights, target, progress)
@@ -86,7 +87,7 @@ def _run(
         stderr=subprocess.DEVNULL,
         env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         cwd="/",
-        start_new_session=True,  # Ctrl-C is its owner's to handle
+        start_new_session=True,  # only the parent handles Ctrl-C
     )
     assert process.stdout is not None
     total = 0

@@ -1,7 +1,7 @@
-"""Keras' HDF5 files: tf_model.h5, or the shards that tf_model.h5.index.json names.
+"""Keras' HDF5 files: tf_model.h5, or the shards that tf_model.h5.index.json lists.
 
-A layer is a group with the attribute `weight_names`; below it lie its variables under their names,
-whose parts are groups. In a shard the variables lie at the top.
+A layer is a group with the attribute `weight_names`; below it are its variables with their names,
+whose components are groups. In a shard the variables are at the top level.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ _MOST_SHARDS = 1000
 _MOST_OBJECTS = 100_000
 _MOST_DEPTH = 32
 _MOST_DIMENSIONS = 8
-_CACHE_BYTES = 1 << 20  # of chunks, for each dataset
+_CACHE_BYTES = 1 << 20  # chunk cache of each dataset
 _MOST_CHUNK_BYTES = 256 << 20
-# How much larger a file's values may be than the file: weights hardly compress, bombs do.
+# Maximum ratio of a file's values to its size: weights hardly compress, decompression bombs do.
 _MOST_GROWTH = 16
-_FREE_BYTES = 1 << 20  # … of small files
+_FREE_BYTES = 1 << 20  # bytes of values that are allowed in addition, for small files
 _FLOATS = {8: "F64", 4: "F32", 2: "F16"}
-# gzip, shuffle, fletcher32, and lzf of h5py: any other filter is a library that HDF5 would load.
+# gzip, shuffle, fletcher32, and h5py's lzf: for any other filter HDF5 would load a library.
 _FILTERS = {1, 2, 3, 32000}
 
 
 def read_h5(folder: Path) -> list[Named]:
-    """The floating-point variables with their names; those of other types are counters. A variable
-    that layers share is there with each. CheckpointError."""
+    """Returns the floating-point variables with their names; variables of other types are counters
+    and are dropped. A variable that layers share is returned for each of them. Raises
+    CheckpointError."""
     return [named for file in _files(folder) for named in _File(folder, file).variables()]
 
 
@@ -144,7 +145,7 @@ class _File:
 
     @contextmanager
     def _damaged(self) -> Iterator[None]:
-        """Replaces the library's own words for a damaged file, many lines of C."""
+        """Replaces the library's messages for a damaged file, which are many lines of C."""
         try:
             yield
         except (KeyError, OSError, RuntimeError, TypeError, ValueError):
@@ -152,7 +153,7 @@ class _File:
 
 
 def _is_layer(group: Any) -> bool:
-    # Long ones are split: weight_names0, weight_names1, …
+    # Long attributes are split: weight_names0, weight_names1, …
     return any(name in group.attrs for name in ("weight_names", "weight_names0"))
 
 

@@ -1,7 +1,7 @@
-"""The protocol buffers of TensorFlow checkpoints, as far as they are read.
+"""The protocol buffers of TensorFlow checkpoints, only the fields that are read.
 
-Of tensorflow/core/protobuf/tensor_bundle.proto and trackable_object_graph.proto. Made here, so that
-neither tensorflow nor generated code is needed.
+From tensorflow/core/protobuf/tensor_bundle.proto and trackable_object_graph.proto. They are built
+here, so that neither tensorflow nor generated code is needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
 
 def _classes() -> dict[str, Any]:
     package = "fusewire.tensorflow"
-    # proto2, so that a field of the value 0 and an absent one differ (a slice's length).
+    # proto2, to distinguish a field with the value 0 from an absent one (a slice's length).
     file = descriptor_pb2.FileDescriptorProto(
         name="fusewire/tensorflow.proto", package=package, syntax="proto2"
     )

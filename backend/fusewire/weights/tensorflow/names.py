@@ -1,6 +1,6 @@
-"""Names and layouts of TensorFlow's variables -> those of Hugging Face's tensors.
+"""Maps names and layouts of TensorFlow's variables to those of Hugging Face's tensors.
 
-Three styles: the variables of Hugging Face's own TensorFlow classes
+There are three styles: the variables of Hugging Face's own TensorFlow classes
 (`tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel:0`), those of google-research's
 BERT, ALBERT and ELECTRA (`bert/encoder/layer_0/attention/self/query/kernel`), and those of OpenAI's
 GPT-2 (`model/h0/attn/c_attn/w`).
@@ -21,7 +21,7 @@ _BOOKKEEPING = re.compile(
     r"|good_steps|current_loss_scale)(:0)?(/|$)"
     r"|^(m|v|vhat|velocity|momentum)/"  # Keras' optimizers
 )
-# Patterns for names with `.` between their parts, applied one after the other.
+# Patterns for names whose components are separated by `.`, applied in this order.
 _RENAMED = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -39,7 +39,7 @@ _RENAMED = [
         # ELECTRA
         (r"^discriminator_predictions\.dense_1\.", r"discriminator_predictions.dense_prediction."),
         (r"^generator_predictions\.output_bias$", r"generator_lm_head.bias"),
-        # the last part
+        # the last component
         (r"\.(kernel|gamma|g|w|embeddings)$", r".weight"),
         (r"\.(beta|b)$", r".bias"),
     )
@@ -67,16 +67,17 @@ _ALBERT = [
 def tensors_of(
     variables: Iterable[Named], model_type: str, architectures: Collection[str], source: str
 ) -> dict[str, Tensor]:
-    """The tensors of a model by their names on Hugging Face. What is no weight is left out; a name
-    of no style that is known stays as it is. `model_type` and `architectures`: of config.json;
-    `source` names the file in messages. CheckpointError for two variables that are one tensor."""
+    """Returns the tensors of a model by their names on Hugging Face. Variables that are not weights
+    are dropped; a name of an unknown style is not changed. `model_type` and `architectures`: those
+    of config.json. `source`: the name of the file in messages. Raises CheckpointError for two
+    variables that are the same tensor."""
     masked = any(name.endswith("ForMaskedLM") for name in architectures)
     tensors: dict[str, Tensor] = {}
     for name, variable in _of_one_model(variables, masked):
         tensor = _tensor(name, variable)
         renamed = _renamed(name, model_type)
         known = tensors.setdefault(renamed, tensor)
-        # A tied variable is stored with each of the layers that share it.
+        # A tied variable is stored once for each layer that shares it.
         if known is not tensor and not _equal(known, tensor):
             raise CheckpointError(
                 f"{source}: two variables are the tensor {renamed[:120]!r}, with different values; "
@@ -86,8 +87,9 @@ def tensors_of(
 
 
 def _of_one_model(variables: Iterable[Named], masked: bool) -> list[Named]:
-    """The variables without bookkeeping. Of ELECTRA's pair the generator where `masked`, else the
-    discriminator, which lends the generator the embeddings that it lacks."""
+    """Returns the variables without bookkeeping. For ELECTRA's pair of models it returns the
+    generator if `masked`, with the embeddings that it shares with the discriminator, else the
+    discriminator."""
     weights = [(name, each) for name, each in variables if not _BOOKKEEPING.search(name)]
     generator = [(name, each) for name, each in weights if name.startswith("generator/")]
     if not generator:
@@ -102,9 +104,9 @@ def _of_one_model(variables: Iterable[Named], masked: bool) -> list[Named]:
 
 def _renamed(name: str, model_type: str) -> str:
     parts = name.removesuffix(":0").replace("_._", "/").split("/")
-    # `mlm___cls`: a layer of the name on the right.
+    # `mlm___cls` is a layer with the name on the right.
     parts = [part.rpartition("___")[2] for part in parts if part]
-    # The class: tf_bert_model, tfgp_t2lm_head_model.
+    # Drop the class: tf_bert_model, tfgp_t2lm_head_model.
     if len(parts) > 1 and parts[0].startswith("tf"):
         parts = parts[1:]
     path = ".".join(parts)
@@ -116,7 +118,7 @@ def _renamed(name: str, model_type: str) -> str:
 def _tensor(name: str, variable: Variable) -> Tensor:
     last = name.removesuffix(":0").rpartition("/")[2]
     axes = len(variable.shape)
-    # GPT-2's matrices are convolutions of width 1, and their biases have a row.
+    # GPT-2's matrices are convolutions of width 1, and their biases are [1, outputs].
     squeezed = axes == {"w": 3, "b": 2, "bias": 2}.get(last) and variable.shape[0] == 1
     return Tensor(variable, transposed=last == "kernel" and axes == 2, squeezed=squeezed)
 

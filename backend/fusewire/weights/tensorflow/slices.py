@@ -1,4 +1,4 @@
-"""Partitioned variables: which entries their slices are, and reading them as one."""
+"""Partitioned variables: finds the entries of their slices, and reads them as one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 
 from fusewire.weights.tensorflow.variable import Read
 
-# (start, length) on each axis; length -1: all of it.
+# (start, length) along each axis; length -1: the whole axis.
 Place = Sequence[tuple[int, int]]
 
 _ESCAPES = {0x00: b"\x00\xff", 0xFF: b"\xff\x00"}
 
 
 class SliceFault(ValueError):
-    """What is wrong with the slices of a variable."""
+    """A fault in the slices of a variable."""
 
 
 def joined(shape: tuple[int, ...], parts: Sequence[tuple[Place, tuple[int, ...], Read]]) -> Read:
-    """Reads the slices `parts` (place, shape, read) of a variable of `shape` as one; SliceFault
-    where they are not all of it, each value once. As in TensorFlow they differ along one axis."""
+    """Returns a function that reads the slices `parts` (place, shape, read) of a variable of
+    `shape` as one. Raises SliceFault unless they cover it exactly once. As in TensorFlow they
+    differ along one axis."""
     axes = set()
     for place, part_shape, _ in parts:
         if len(place) != len(shape) or len(part_shape) != len(shape):
@@ -66,8 +67,8 @@ def joined(shape: tuple[int, ...], parts: Sequence[tuple[Place, tuple[int, ...],
 
 
 def slice_key(name: bytes, place: Place) -> bytes:
-    """The key of a slice's entry: 0, the variable's name, the number of axes, and start and length
-    on each, in TensorFlow's code that sorts as its parts do."""
+    """Returns the key of a slice's entry: 0, the variable's name, the number of axes, and start and
+    length for each, in TensorFlow's order-preserving code."""
     escaped = b"".join(_ESCAPES.get(byte, bytes([byte])) for byte in name)
     key = _unsigned(0) + escaped + b"\x00\x01" + _unsigned(len(place))
     return key + b"".join(_signed(number) for extent in place for number in extent)
@@ -79,8 +80,9 @@ def _unsigned(number: int) -> bytes:
 
 
 def _signed(number: int) -> bytes:
-    """As many leading ones as there are bytes (of a negative number: zeros), then the number."""
+    """Encodes as many leading ones as there are bytes (zeros for a negative number), then the
+    number."""
     magnitude = ~number if number < 0 else number
     size = magnitude.bit_length() // 7 + 1
-    ones = ((1 << size) - 1) << (7 * size)  # the header's bits, right below the top of 8 * size
+    ones = ((1 << size) - 1) << (7 * size)  # the header: the top `size` of 8 * size bits
     return ((number ^ ones) & ((1 << 8 * size) - 1)).to_bytes(size, "big")

@@ -1,4 +1,4 @@
-"""Snappy's block format: what LevelDB-style tables may be compressed with."""
+"""Decompresses Snappy's block format, which LevelDB-style tables may use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from fusewire.weights.tensorflow.varint import varint
 
 
 class BadSnappy(ValueError):
-    """The data is not what Snappy writes."""
+    """The data are not in Snappy's format."""
 
 
 def decompressed(data: bytes, most_bytes: int) -> bytes:
-    """The data without its compression; BadSnappy, also where it has more than `most_bytes`."""
+    """Returns the decompressed data. Raises BadSnappy, also if they are larger than
+    `most_bytes`."""
     try:
         size, at = varint(data, 0)
         if size > most_bytes:
@@ -28,7 +29,7 @@ def decompressed(data: bytes, most_bytes: int) -> bytes:
 
 
 def _element(data: bytes, at: int, result: bytearray, size: int) -> int:
-    """Appends a literal or a copy of what came before; returns where the next element begins."""
+    """Appends a literal or a copy of earlier output. Returns the offset of the next element."""
     tag = data[at]
     at += 1
     if tag & 3 == 0:

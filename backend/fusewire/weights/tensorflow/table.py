@@ -1,11 +1,11 @@
-"""LevelDB's table format, in which TensorFlow keeps the index of a checkpoint.
+"""LevelDB's table format, in which TensorFlow stores the index of a checkpoint.
 
     blocks, each with a trailer: u8 compression (0 none, 1 Snappy), u32 checksum
     footer, 48 bytes: handles (offset, size) of the metaindex and of the index block, magic
 
-A block is entries (length shared with the key before, length of the rest, length of the value, the
-rest of the key, the value), then the u32 offsets of its restart points, then their count. The index
-block's values are handles of the blocks, in order.
+A block consists of entries (length shared with the previous key, length of the rest, length of the
+value, the rest of the key, the value), the u32 offsets of its restart points, and their count. The
+values of the index block are the handles of the blocks, in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fusewire.weights.tensorflow.checksum import masked_crc32c
 from fusewire.weights.tensorflow.snappy import BadSnappy, decompressed
 from fusewire.weights.tensorflow.varint import varint
 
-MOST_BYTES = 16 << 20  # of the file, and of a block: published indices have some 20 to 200 KB
+MOST_BYTES = 16 << 20  # of the file, and of a block: published indices have about 20 to 200 KB
 MOST_ENTRIES = 100_000
 MOST_KEY_BYTES = 4096
 _FOOTER_BYTES = 48
@@ -26,11 +26,11 @@ _TRAILER_BYTES = 5
 
 
 class BadTable(ValueError):
-    """What is wrong with a table."""
+    """A fault in a table."""
 
 
 def read_table(data: bytes) -> dict[bytes, bytes]:
-    """Every key with its value; BadTable."""
+    """Returns every key with its value. Raises BadTable."""
     if len(data) < _FOOTER_BYTES:
         raise BadTable(f"got {len(data)} bytes, wanted at least {_FOOTER_BYTES}: truncated")
     footer = data[-_FOOTER_BYTES:]

@@ -1,4 +1,4 @@
-"""A variable of a TensorFlow checkpoint where it lies, read a block at a time."""
+"""A variable of a TensorFlow checkpoint, read from its file a block at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from fusewire.weights.safetensors_writer import size_bytes
 
 BLOCK_BYTES = 8 << 20
 
-# (axis, start, stop) -> that part of a variable along the axis.
+# (axis, start, stop) -> this range of a variable along the axis.
 Read = Callable[[int, int, int], NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Variable:
-    """`dtype`: safetensors' name for it. `read`: in any byte order; a bfloat16 as its bits, uint16;
-    a scalar as an array of one. `check`: CheckpointError where its checksum is wrong."""
+    """`dtype`: safetensors' name of the type. `read`: returns values in any byte order; bfloat16 as
+    its bits, uint16; a scalar as an array of one element. `check`: raises CheckpointError if the
+    checksum is wrong."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -33,8 +34,8 @@ Named = tuple[str, Variable]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A variable as Hugging Face stores it: [outputs, inputs] where `transposed`, without the first
-    axis (of size 1) where `squeezed`."""
+    """A variable in Hugging Face's layout: [outputs, inputs] if `transposed`, without the first
+    axis (of size 1) if `squeezed`."""
 
     variable: Variable
     transposed: bool = False
@@ -50,7 +51,7 @@ class Tensor:
         return shape[::-1] if self.transposed else shape
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """The values in order, some rows at a time, little-endian and contiguous."""
+        """Yields the values in order, some rows at a time, little-endian and contiguous."""
         variable = self.variable
         shape = variable.shape or (1,)
         axis = int(self.squeezed) + int(self.transposed)
@@ -67,5 +68,5 @@ class Tensor:
 
 
 def part_of(array: Any) -> Read:
-    """Reads an array, or what is indexed like one."""
+    """Returns the reader of an array, or of an object that is indexed like one."""
     return lambda axis, start, stop: array[(slice(None),) * axis + (slice(start, stop),)]

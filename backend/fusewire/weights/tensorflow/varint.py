@@ -1,11 +1,11 @@
-"""Base-128 numbers, as LevelDB, Snappy and protocol buffers write them."""
+"""Base-128 varints, as in LevelDB, Snappy and protocol buffers."""
 
 from __future__ import annotations
 
 
 def varint(data: bytes, at: int, end: int | None = None) -> tuple[int, int]:
-    """The number at `at`, and where it ends. ValueError where it has over 64 bits or does not end
-    before `end`."""
+    """Returns the number at `at`, and the offset behind it. Raises ValueError if it has more than
+    64 bits or does not end before `end`."""
     value = 0
     for index in range(10):
         if at + index >= (len(data) if end is None else end):

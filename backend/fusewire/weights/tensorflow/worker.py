@@ -1,10 +1,10 @@
-"""The program that converts: reads a folder's TensorFlow weights, writes config.json and
+"""The program of the conversion: reads a folder's TensorFlow weights, writes config.json and
 model.safetensors into another.
 
-A process of its own: HDF5 is a C library with a long list of faults in damaged files, so memory and
-CPU time are limited, and a crash is an error of the import alone. Each line that it prints is a
-JSON object: {"total": bytes}, {"done": bytes}, {"error": text of a CheckpointError}, {"unusable":
-text of a ConfigurationError}.
+It runs in a process of its own: HDF5 is a C library with a long record of faults with damaged
+files, so memory and CPU time are limited, and a crash only fails the import. Each line that it
+prints is a JSON object: {"total": bytes}, {"done": bytes}, {"error": text of a CheckpointError},
+{"unusable": text of a ConfigurationError}.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fusewire.weights.tensorflow.configuration import configuration
 from fusewire.weights.tensorflow.keras_h5 import read_h5
 from fusewire.weights.tensorflow.names import tensors_of
 
-# Beyond what the process has at its start, and the files it maps.
+# Memory in addition to that of the process at its start, and to the files that it maps.
 MEMORY_BYTES = 1 << 30
-# Reading, checksums and transposing take about 1 s a GB.
+# Reading, checksums and transposing take about 1 s per GB.
 CPU_S = 60
 CPU_S_PER_GB = 30
 
 
 def main(owner: int, source: str, weights: str, target: str) -> None:
-    """`owner`: the process id of who started it. `weights`: what `tensorflow_weights_in` found."""
+    """`owner`: the process id of the parent. `weights`: the result of `tensorflow_weights_in`."""
     die_with(owner)
     folder = Path(source)
     files = folder.glob(f"{glob.escape(weights.partition('.')[0])}*")
