@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 from fusewire import devices
 from fusewire.placement import Placement
+from hypothesis import HealthCheck
 
 from tests import each_value, places
 
@@ -25,6 +27,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = dict.fromkeys(each_value.chosen(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+# How long an example takes says how busy the machine is; and no example changes its fixtures.
+hypothesis.settings.register_profile(
+    "fusewire",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("fusewire")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

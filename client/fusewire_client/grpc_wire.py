@@ -23,8 +23,9 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 0),
     # Reconnects to a restarted server within a retry's wait, not after gRPC's default of 1-120 s.
+    # min_reconnect_backoff_ms stays as it is: in spite of its name it bounds how long a connection
+    # may take, which a distant or busy server needs.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Each client has its own connection: closing or loading one does not affect the others.
     ("grpc.use_local_subchannel_pool", 1),

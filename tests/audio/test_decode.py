@@ -16,7 +16,7 @@ import soundfile
 import soxr
 from fusewire.audio import checked_samples, decode_sound
 from fusewire.errors import InvalidInput
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.audio.waves import wave_file
@@ -260,7 +260,6 @@ def damaged(draw: Any) -> bytes:
     return bytes(data)
 
 
-@settings(deadline=None)
 @given(st.one_of(damaged(), st.binary(max_size=200), st.binary(max_size=99).map(b"RIFF".__add__)))
 def test_any_bytes_are_sound_or_refused(data):
     try:

@@ -148,7 +148,7 @@ LIMITED = st.none() | st.sampled_from([50.0, 500.0, 20_000.0])
 
 
 @given(traffic(), LIMITED, LIMITED, st.sampled_from([1.0, 2.5]))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_the_front_refuses_nothing_that_admission_takes(requests, max_queue_ms, slo_ms, truth):
     """Also where predictions are wrong, and times are stretched for it."""
     Fronted(EXACT, max_queue_ms=max_queue_ms, slo_ms=slo_ms, truth=truth).run(requests)
@@ -188,7 +188,6 @@ def texts(*sizes: int, pairs: Sequence[int] = ()) -> Request:
     st.lists(st.integers(0, 5000), min_size=1, max_size=40),
     st.booleans(),
 )
-@settings(deadline=None)
 def test_texts_cost_in_front_what_they_cost_in_the_instance(first, second, windows):
     front = Front(Limits(128, TEXTS + WINDOWS * windows, LONGEST, 1 << 24))
     taken = EncoderAdmission(
@@ -207,7 +206,6 @@ def test_texts_cost_in_front_what_they_cost_in_the_instance(first, second, windo
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(1.0, 300.0))
-@settings(deadline=None)
 def test_images_cost_in_front_what_they_cost_in_the_instance(
     first: int, second: int, tokens: float
 ):

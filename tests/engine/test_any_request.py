@@ -89,7 +89,7 @@ def finished(answer: Answer) -> list[tuple[list[int], str]] | InvalidInput:
     return [(answer.tokens(index), answer.text(index)) for index in range(answer.parameters.n)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_every_request_is_answered_as_it_asks_or_refused(engine, seed):
     rng = random.Random(seed)

@@ -369,4 +369,4 @@ class BeamMachine(RuleBasedStateMachine):
 
 
 TestBeamMachine = BeamMachine.TestCase
-TestBeamMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestBeamMachine.settings = settings(max_examples=150, stateful_step_count=30)

@@ -107,7 +107,7 @@ PARAMETERS = st.dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.dictionaries(NAMES, TENSORS, max_size=3), PARAMETERS), max_size=4))
 def test_generated_requests_are_answered_or_refused(tmp_path_factory, wild):
     got = engine(tmp_path_factory.getbasetemp(), CountingModel())

@@ -109,7 +109,7 @@ def said(words: str) -> str:
     st.sampled_from([inf, 2.0]),
     st.integers(1, 60),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_front_refuses_nothing_that_admission_takes(
     seed: int, pages: int, slo_s: float, max_queue_s: float, requests: int
 ):

@@ -671,4 +671,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestAnyCalls = SchedulerMachine.TestCase
-TestAnyCalls.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestAnyCalls.settings = settings(max_examples=200, stateful_step_count=30)

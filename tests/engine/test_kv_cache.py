@@ -315,4 +315,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestAnyCalls = CacheMachine.TestCase
-TestAnyCalls.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyCalls.settings = settings(max_examples=150, stateful_step_count=40)

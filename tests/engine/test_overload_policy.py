@@ -61,20 +61,18 @@ def none_late(done: list[Asked], costs: CostTable) -> bool:
 
 
 @given(traffic())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_nothing_that_was_taken_is_late(requests):
     assert none_late(Simulation(EXACT).run(requests), EXACT)
 
 
 @given(traffic(), st.integers(50, 2000))
-@settings(deadline=None)
 def test_nothing_that_was_taken_is_late_in_small_batches(requests, max_batch_tokens):
     costs = table(0.0, 1e-4, 1e-8, max_batch_tokens)
     assert none_late(Simulation(costs, max_batch_tokens).run(requests), costs)
 
 
 @given(traffic(deadlines=False))
-@settings(deadline=None)
 def test_nothing_waits_longer_than_is_allowed(requests):
     """However long it takes itself, beside that."""
     for asked in Simulation(EXACT, max_queue_ms=500).run(requests):
@@ -84,7 +82,6 @@ def test_nothing_waits_longer_than_is_allowed(requests):
 
 
 @given(traffic(deadlines=False))
-@settings(deadline=None)
 def test_the_device_never_rests_while_something_waits(requests):
     simulation = Simulation(EXACT)
     done = simulation.run(requests)  # which asserts it of every batch
@@ -145,13 +142,12 @@ class Observed(Simulation):
 
 
 @given(traffic())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_what_is_refused_or_gives_way_could_not_have_been_in_time(requests):
     Observed(EXACT).run(requests)
 
 
 @given(traffic())
-@settings(deadline=None)
 def test_a_higher_priority_sees_nothing_of_lower_ones(requests):
     """Among requests of one tenant those of the highest are taken or refused as if they were alone,
     where batches are so small that none runs long."""
@@ -170,7 +166,6 @@ def test_a_higher_priority_sees_nothing_of_lower_ones(requests):
 
 
 @given(st.lists(st.integers(1, 300), min_size=20, max_size=60), st.integers(1, 40))
-@settings(deadline=None)
 def test_tenants_that_both_wait_are_within_two_batches(lengths, rows):
     requests = [Asked(0, length, rows, tenant="a") for length in lengths]
     requests += [Asked(1e-6, length, tenant="b") for length in lengths * 3]
@@ -336,7 +331,6 @@ def every_split(n: int):
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=8), SECONDS)
-@settings(deadline=None)
 def test_the_split_waits_as_little_as_the_best_of_all(lengths, seconds):
     costs = table(*seconds)
     sizes = split(lengths, [np.inf] * len(lengths), costs.seconds_of)
@@ -346,7 +340,6 @@ def test_the_split_waits_as_little_as_the_best_of_all(lengths, seconds):
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=64), SECONDS)
-@settings(deadline=None)
 def test_the_split_never_waits_longer_than_first_come_first_served(lengths, seconds):
     costs = table(*seconds)
     sizes = split(lengths, [np.inf] * len(lengths), costs.seconds_of)
@@ -356,7 +349,6 @@ def test_the_split_never_waits_longer_than_first_come_first_served(lengths, seco
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.floats(0, 0.1)), min_size=1, max_size=30))
-@settings(deadline=None)
 def test_a_split_makes_none_late_unless_all_are_one_batch(items):
     lengths, dues = [list(each) for each in zip(*items, strict=True)]
     costs = table(0.001, 1e-5)

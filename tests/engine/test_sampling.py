@@ -11,7 +11,7 @@ import torch
 from fusewire.engine.sampling import Sampler, SamplingRows, SamplingState
 from fusewire.engine.sampling_rules import SamplingRules
 from fusewire.placement import Placement
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
@@ -160,9 +160,7 @@ def sequences(draw) -> Sequence:
     )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(batch=st.lists(sequences(), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1))
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 def test_any_combination_leaves_what_transformers_leaves(place, batch, seed):

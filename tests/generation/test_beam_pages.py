@@ -161,7 +161,7 @@ class Forks(RuleBasedStateMachine):
 
 
 TestForks = Forks.TestCase
-TestForks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestForks.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_these_cases_tell_one_rule_from_another():
     assert min(differ.values()) >= 3, differ
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     beams=st.integers(1, 9),
     vocab=st.integers(2, 12),
@@ -256,7 +256,7 @@ def test_an_answer_does_not_depend_on_what_it_was_batched_with():
             assert (one.sum, one.score) == (two.sum, two.score)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     beams=st.integers(1, 8),
     n=st.integers(1, 8),

@@ -33,7 +33,7 @@ from fusewire.generation.token_parameters import (
     MOST_SUPPRESSED,
 )
 from fusewire.text.bounded_json import MOST_BYTES, read_object
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
@@ -385,7 +385,6 @@ ASKED = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(defaults=DEFAULTS, asked=ASKED, prompt_tokens=st.integers(1, 511))
 def test_no_default_refuses_what_would_be_taken_without_it(
     defaults: dict[str, Any], asked: dict[str, Any], prompt_tokens: int
@@ -476,14 +475,12 @@ def test_brackets_in_strings_are_no_nesting() -> None:
     assert parse(stop=['[[[[[{"\\']).stop == ('[[[[[{"\\',)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=80) | st.text('{}[]":,01enstop\\ ', max_size=40).map(str.encode))
 def test_any_bytes_are_parameters_or_an_invalid_input(text: bytes) -> None:
     with suppress(InvalidInput):
         parse_json(text)
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sorted(GenerationParameters.model_fields)),

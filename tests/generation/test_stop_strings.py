@@ -6,7 +6,7 @@ import time
 
 import pytest
 from fusewire.generation.stop_strings import StopMatcher, StopStrings
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 # Two letters give overlaps, boundaries and strings inside strings.
@@ -23,7 +23,6 @@ def naive(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | N
     return text, None
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.text("abc", max_size=5), max_size=12), st.lists(words, max_size=4), st.booleans()
 )
@@ -35,7 +34,6 @@ def test_the_output_is_that_of_the_naive_definition_however_the_text_is_cut(
     assert (output, matcher.matched) == naive("".join(pieces), stops, include_stop)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("ab", max_size=4), max_size=12), st.lists(words, min_size=1, max_size=4))
 def test_exactly_the_longest_possible_beginning_of_a_stop_string_is_held_back(
     pieces: list[str], stops: list[str]

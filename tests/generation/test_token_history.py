@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fusewire import kernels as k
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
@@ -32,7 +32,6 @@ def forbidden_by(processors: list, text: list[int]) -> list[int]:
     return torch.isinf(scores[0]).nonzero()[:, 0].tolist()
 
 
-@settings(deadline=None)
 @given(
     n=st.integers(0, 5),
     source_n=st.integers(0, 4),

@@ -124,7 +124,7 @@ def test_an_image_cut_anywhere_is_refused(kind):
             decode(data[: int(share * len(data))])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_file_is_an_image_or_an_invalid_input(data):
     kind = data.draw(st.sampled_from(KINDS))

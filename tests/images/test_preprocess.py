@@ -14,7 +14,7 @@ import transformers
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.images import read_preprocessing
 from fusewire.images.processor_config import preprocessing_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.image_utils import load_image
@@ -177,9 +177,7 @@ def configurations(draw, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_file_of_a_processor_gives_transformers_pixel_values(name, tmp_path, data):
     values = data.draw(configurations(name))

@@ -67,7 +67,7 @@ def run(layer: Layer, workspace: k.Workspace, lengths: list[int]) -> None:
     layer.built().forward(x, batch, workspace)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
     heads=st.integers(1, 4),
@@ -93,7 +93,7 @@ def test_the_planned_peak_is_the_liveness_bound_within_5_percent(
     assert stats["peak_bytes"] <= tolerance.PEAK_OVER_BOUND * stats["lower_bound_bytes"]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.lists(st.integers(1, 80), min_size=1, max_size=4), min_size=2, max_size=6))
 def test_after_warm_up_a_layer_allocates_nothing(batches: list[list[int]]) -> None:
     allocator = k.CachingAllocator()

@@ -42,7 +42,7 @@ class Exam:
             raise WrongAnswer(f"cosine {cosine:.6f} with the text's own vector")
 
 
-@events.test_start.add_listener
+@events.init.add_listener  # before the time of the run begins
 def prepare(environment: Any, **_: Any) -> None:
     options = environment.parsed_options
     environment.exam = Exam(environment.host, options.model, options.texts, options.seed)

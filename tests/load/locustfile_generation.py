@@ -61,7 +61,7 @@ def add_options(parser: Any) -> None:
     )
 
 
-@events.test_start.add_listener
+@events.init.add_listener  # before the time of the run begins
 def prepare(environment: Any, **_: Any) -> None:
     options = environment.parsed_options
     streams = environment.user_classes[0].connect(environment.host, options.model)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from tests.engine.generating import END, byte_tokenizer
@@ -19,6 +20,7 @@ def tiny_gpt(folder: Path) -> Path:
     config = transformers.GPT2Config(
         vocab_size=257, n_positions=512, n_embd=32, n_layer=1, n_head=2, eos_token_id=END
     )
+    torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     byte_tokenizer(folder)
     return folder

@@ -14,6 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.held import settled
+
 KIB = 1 << 10
 MIB = 1 << 20
 ALIGNMENT = 64
@@ -131,9 +133,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert nothing_is_held(self.allocator)
 
 
-AllocatorMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestAnySequenceOfCalls = AllocatorMachine.TestCase
 
 
@@ -317,7 +317,7 @@ def test_threads_do_not_corrupt_it() -> None:
 
 
 def test_the_default_allocator_is_one_for_the_process() -> None:
-    before = default_allocator().stats()["live_blocks"]
+    before = settled().stats()["live_blocks"]
     block = default_allocator().allocate(100, "mine")
     stats = default_allocator("cpu").stats()
     assert stats["live_blocks"] == before + 1

@@ -118,7 +118,7 @@ def test_the_layer_creates_and_releases_just_this(spec: Spec, lengths: list[int]
 
 @pytest.mark.parametrize("name", REAL)
 @given(tokens=st.integers(1, 8192))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_peak_is_within_5_percent_of_the_bound(name: str, tokens: int) -> None:
     workspace = k.Workspace(k.CachingAllocator())
     workspace.run((1, tokens, 0, 0), scratch_of(REAL[name], tokens))
@@ -134,7 +134,7 @@ def test_the_peak_is_within_5_percent_of_the_bound(name: str, tokens: int) -> No
     gated=st.booleans(),
     pre_norm=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_so_it_is_for_any_specification(
     hidden: int, intermediate: int, tokens: int, gated: bool, pre_norm: bool
 ) -> None:

@@ -267,5 +267,5 @@ class StreamMachine(RuleBasedStateMachine):
 
 def test_any_sequence_of_calls(native: ctypes.CDLL) -> None:
     machine = type("Machine", (StreamMachine,), {"native": native})
-    machine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+    machine.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
     machine.TestCase().runTest()

@@ -82,7 +82,7 @@ def programs(draw: st.DrawFn) -> list[tuple[str, int]]:
 
 
 @given(programs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_two_live_tensors_share_memory(steps: list[tuple[str, int]]) -> None:
     workspace = Workspace(CachingAllocator())
 

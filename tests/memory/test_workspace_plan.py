@@ -66,7 +66,7 @@ def smallest_peak(plan: list[Record]) -> int:
 
 
 @given(records(most=24))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_tensors_alive_together_lie_apart(plan: list[Record]) -> None:
     offsets, peak, _ = plan_workspace(plan)
     assert len(offsets) == len(plan)
@@ -78,7 +78,7 @@ def test_tensors_alive_together_lie_apart(plan: list[Record]) -> None:
 
 
 @given(records(most=24))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_peak_lies_between_the_bound_and_the_sum(plan: list[Record]) -> None:
     _, peak, bound = plan_workspace(plan)
     assert bound == alive_at_once(plan)
@@ -86,7 +86,7 @@ def test_the_peak_lies_between_the_bound_and_the_sum(plan: list[Record]) -> None
 
 
 @given(records(most=5, largest=2000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_small_sets_stay_near_the_exact_optimum(plan: list[Record]) -> None:
     # Greedy placement is not optimal: with five tensors an adversarial search found a ratio of
     # 1.57, and none larger.
@@ -96,7 +96,7 @@ def test_small_sets_stay_near_the_exact_optimum(plan: list[Record]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_tensors_of_one_size_reach_the_bound_exactly(spans: list[tuple[int, int]]) -> None:
     _, peak, bound = plan_workspace([(4096, first, first + length) for first, length in spans])
     assert peak == bound

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fusewire import kernels
 from fusewire.calibration import calibrate
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
 from safetensors.torch import load_file, save_file
 
+from tests.held import held
 from tests.models.oracle import fusewire_answers, random_sequences, transformers_answers
 from tests.models.paged_texts import PagedTexts, logits_in_pieces
 from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_logits
@@ -230,17 +230,12 @@ def test_an_encoder(tmp_path, place):
 def test_they_take_half_a_byte_a_number(tmp_path, place):
     width, inner = 128, 512
     written(tmp_path, gptq(group_size=128), hidden_size=width, intermediate_size=inner)
-    allocator = kernels.default_allocator(place.device)
 
-    def held(skip: tuple[str, ...]) -> int:
-        before = allocator.stats()["allocated_bytes"]
-        model = load_decoder(tmp_path, again(place, set(skip)))
-        after = allocator.stats()["allocated_bytes"]
-        del model
-        return after - before
+    def taken(skip: tuple[str, ...]) -> int:
+        return held(lambda: load_decoder(tmp_path, again(place, set(skip))), place.device)[1]
 
     numbers = 3 * width * inner
-    saved = held(("layers.0.mlp.gate_proj", "layers.0.mlp.down_proj")) - held(())
+    saved = taken(("layers.0.mlp.gate_proj", "layers.0.mlp.down_proj")) - taken(())
     # Bytes saved per weight, minus half a byte and the scales.
     dense = 4 if place.dtype == "float32" else 2
     assert dense - 0.55 < saved / numbers < dense - 0.5

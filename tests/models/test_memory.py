@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fusewire.kernels import default_allocator
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 
+from tests.held import held
 from tests.models.tiny_decoders import tiny_decoder
 
 _WIDTH = 512
@@ -63,15 +63,10 @@ def test_the_file_is_not_held_beside_what_was_packed_of_it(folder):
 
 
 def test_layers_take_a_half_in_bfloat16_and_a_quarter_in_int8(folder):
-    def held(*precision: str) -> int:
-        allocator = default_allocator("cpu")
-        before = allocator.stats()["allocated_bytes"]
-        model = load_decoder(folder, Placement("cpu", *precision))
-        bytes_held: int = allocator.stats()["allocated_bytes"] - before
-        del model
-        return bytes_held
+    def taken(*precision: str) -> int:
+        return held(lambda: load_decoder(folder, Placement("cpu", *precision)))[1]
 
-    exact = held()
+    exact = taken()
     assert exact > 100 << 20
-    assert held("bfloat16") < 0.51 * exact
-    assert held("auto", "int8") < 0.27 * exact  # with scales, and the head unquantised
+    assert taken("bfloat16") < 0.51 * exact
+    assert taken("auto", "int8") < 0.27 * exact  # with scales, and the head unquantised

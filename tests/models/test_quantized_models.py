@@ -14,12 +14,12 @@ import torch
 import transformers
 from fusewire.calibration import calibrate
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.kernels import default_allocator
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
 from scipy.stats import spearmanr
 
 from tests.engine.generating import tiny_folder
+from tests.held import held
 from tests.models.oracle import fusewire_answers, random_sequences
 from tests.models.tiny_decoders import tiny_decoder
 from tests.models.tiny_seq2seq import tiny_seq2seq
@@ -128,16 +128,6 @@ def test_what_is_measured_for_a_gpu_leaves_the_vocabulary_out(tmp_path):
     exact.check_skipped()
 
 
-def held(load) -> int:
-    """Returns the bytes that a loaded model allocates."""
-    allocator = default_allocator("cpu")
-    before = allocator.stats()["allocated_bytes"]
-    model = load()
-    bytes_held: int = allocator.stats()["allocated_bytes"] - before
-    del model
-    return bytes_held
-
-
 @pytest.mark.parametrize("skip", [[], ["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
 def test_tied_tables_share_what_is_quantised_of_both(tmp_path, skip):
     """The token embedding and the head are each quantised or not, and share memory where both are
@@ -152,9 +142,9 @@ def test_tied_tables_share_what_is_quantised_of_both(tmp_path, skip):
         # The token embedding is mapped from the file.
         ("embed_tokens", "lm_head"): 4 * rows * width,
     }
-    got = held(lambda: load_decoder(tmp_path, place))
+    _, got = held(lambda: load_decoder(tmp_path, place))
     tiny_decoder(tmp_path, "llama", vocab_size=8, tie_word_embeddings=True)
-    layers = held(lambda: load_decoder(tmp_path, place))
+    _, layers = held(lambda: load_decoder(tmp_path, place))
     assert abs(got - layers - sizes[tuple(skip)]) < rows * 4
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fusewire import kernels
 from fusewire.models import load_decoder
 from fusewire.models.decoder import DecoderModel
 from fusewire.placement import BYTES, Placement
 
+from tests.held import held
 from tests.models.paged_texts import logits_in_pieces
 from tests.models.test_model_refusals import edit_weights
 from tests.models.tiny_decoders import (
@@ -33,10 +33,7 @@ def loaded(folder: Path, place: Placement, tied: bool) -> tuple[DecoderModel, in
     """Returns a model and the bytes that it allocates."""
     folder.mkdir()
     tiny_decoder(folder, "llama", tie_word_embeddings=tied)
-    allocator = kernels.default_allocator(place.device)
-    before = allocator.stats()["allocated_bytes"]
-    model = load_decoder(folder, place)
-    return model, allocator.stats()["allocated_bytes"] - before
+    return held(lambda: load_decoder(folder, place), place.device)
 
 
 @pytest.mark.parametrize("place", [CPU, *GPU], indirect=True)

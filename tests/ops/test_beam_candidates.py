@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fusewire import kernels as k
 from fusewire.placement import Placement
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -206,9 +206,7 @@ def test_candidates_do_not_depend_on_the_threads():
 
 
 @pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
-@hypothesis_settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@hypothesis_settings(max_examples=200)
 @given(
     beams=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     vocab=st.integers(1, 1500),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fusewire import kernels as k
 from fusewire.placement import Placement
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops import int8
@@ -61,9 +61,7 @@ def test_the_bits_are_those_of_rows_in_the_order(place: Placement, count: int):
 
 
 @EVERY_TARGET
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_products_of_any_shape(place: Placement, data):
     """The results are bitwise equal: in float32 to those of permuted rows, in int8 to those of

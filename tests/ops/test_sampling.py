@@ -8,7 +8,7 @@ import pytest
 import torch
 from fusewire import kernels as k
 from fusewire.placement import Placement
-from hypothesis import HealthCheck, assume, given
+from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
@@ -101,9 +101,7 @@ def test_a_wrong_distribution_would_be_noticed(place: Placement):
 
 
 @pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
-@hypothesis_settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@hypothesis_settings(max_examples=150)
 @given(
     vocab=st.integers(1, 700),
     scale=st.floats(0.01, 20),

@@ -21,6 +21,8 @@ from tests import tolerance
 
 Inputs = dict[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
+# For what takes no time on an idle machine: a server that gives no answer at all is ended by then.
+PATIENCE_S = 120.0
 DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES"}
 
 
@@ -64,7 +66,7 @@ class Asker:
         version: str = "",
         parameters: dict[str, Any] | None = None,
         outputs: Sequence[str] = (),
-        timeout_s: float = 120,
+        timeout_s: float = PATIENCE_S,
     ) -> Outputs:
         """One request; InferenceServerException for an error answer."""
         result = self.client.infer(
@@ -88,20 +90,21 @@ class Asker:
             def arrived(result: Any, error: Any, index: int = index) -> None:
                 done.put((index, error if error is not None else _outputs(result)))
 
-            self.client.async_infer(model, _inputs(inputs), arrived, client_timeout=120)
-        answers = dict(done.get(timeout=150) for _ in requests)
+            self.client.async_infer(model, _inputs(inputs), arrived, client_timeout=PATIENCE_S)
+        answers = dict(done.get(timeout=PATIENCE_S + 30) for _ in requests)
         return [answers[index] for index in range(len(requests))]
 
     def executions(self, model: str) -> tuple[int, dict[int, int]]:
         """(executions, batch size -> executions of that size) since the model was loaded."""
-        (row,) = self.server.endpoint.call(f"models/{model}/stats")["model_stats"]
+        found = self.server.endpoint.call(f"models/{model}/stats", timeout_s=PATIENCE_S)
+        (row,) = found["model_stats"]
         sizes = {int(b["batch_size"]): int(b["compute_infer"]["count"]) for b in row["batch_stats"]}
         return int(row["execution_count"]), sizes
 
     def metric(self, name: str, **labels: str) -> float:
         """A metric's value; the sum where several series fit."""
         total = 0.0
-        for line in self.server.endpoint.metrics().splitlines():
+        for line in self.server.endpoint.metrics(PATIENCE_S).splitlines():
             if line.startswith((f"{name}{{", f"{name} ")) and all(
                 f'{key}="{value}"' in line for key, value in labels.items()
             ):
@@ -137,7 +140,7 @@ class Traffic:
 
     def more(self, count: int) -> None:
         """Returns after `count` more good answers."""
-        wanted, deadline = self.answers + count, time.monotonic() + 120
+        wanted, deadline = self.answers + count, time.monotonic() + PATIENCE_S
         while self.answers < wanted:
             assert time.monotonic() < deadline, self.errors[-3:]
             time.sleep(0.005)
@@ -146,7 +149,7 @@ class Traffic:
         while not self._ended.is_set():
             began = time.monotonic()
             try:
-                self.asker.ask(self.model, self.inputs, timeout_s=60)
+                self.asker.ask(self.model, self.inputs)
             except InferenceServerException as error:
                 with self._lock:
                     self.errors.append((time.monotonic(), str(error)))
@@ -157,7 +160,7 @@ class Traffic:
                     self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
 
-def until(true: Any, seconds: float = 120) -> None:
+def until(true: Any, seconds: float = PATIENCE_S) -> None:
     """Waits until `true()`; fails after `seconds`, many times what anything takes."""
     deadline = time.monotonic() + seconds
     while not true():

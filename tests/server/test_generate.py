@@ -27,6 +27,7 @@ from tritonclient.utils import InferenceServerException
 from tests.engine.generating import END, tiny_folder, tiny_gpt2
 from tests.server.asking import Asker, until
 from tests.server.conftest import CONTROL_KEY
+from tests.server.recovery import Recovery
 from tests.server.streaming import Stream, asked, generate, generate_stream
 
 PROMPTS = [f"Number {number} of the prompts" + "!" * number for number in range(32)]
@@ -394,12 +395,11 @@ def test_a_process_that_is_kept_for_a_stream_that_was_lost_is_ended(server: Serv
 
 
 def test_a_killed_model_is_loaded_again(server: Server, asker: Asker) -> None:
-    watchdog = server.watchdog
-    healed = watchdog.reloads + watchdog.restarts
+    recovery = Recovery(server)
     with Stream(server, "slow", "Doomed", max_new_tokens=LONG, ignore_eos=True) as stream:
         next(iter(stream))
         os.kill(serving(server, "slow"), signal.SIGKILL)
-        until(lambda: watchdog.reloads + watchdog.restarts > healed)
+        until(lambda: recovery)
     assert generate(server, "slow", asked("Alive", max_new_tokens=2))[0] == 200
     until(lambda: nothing_runs(asker, "slow"))
 

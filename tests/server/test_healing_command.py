@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.asking import until
+from tests.server.asking import PATIENCE_S, until
 from tests.server.test_serve_command import Serving, fusewire
 
 # What ending may take beside the exit timeout, which nothing in flight makes use of here.
@@ -36,7 +36,7 @@ class Watched(Serving):
             self._events.put(json.loads(line))
 
     def event(self) -> dict[str, Any]:
-        return self._events.get(timeout=60)
+        return self._events.get(timeout=PATIENCE_S)
 
     def report(self, words: str) -> str:
         """The next report of the watchdog that has these words."""
@@ -56,7 +56,7 @@ class Watched(Serving):
         """A signal ends it in time, without an error and without traces."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) == 0
+        assert self.process.wait(PATIENCE_S) == 0
         assert time.monotonic() - began < ENDED_S
         assert self.traces() == []
 

@@ -17,7 +17,7 @@ from fusewire.text_workers.workers import DEADLINE_S
 from fusewire_client import Client, InvalidArgument
 
 from tests.engine.generating import tiny_gpt2
-from tests.server.asking import until
+from tests.server.asking import PATIENCE_S, until
 from tests.server.test_serve_command import Serving
 from tests.text_workers.folders import (
     DOUBLED,
@@ -67,7 +67,7 @@ def ready(serving: Serving) -> dict[str, Any]:
 def chat(ready: dict[str, Any]) -> Iterator[Callable[[str, str], Any]]:
     """chat(model, content)."""
     url = f"http://{ready['openai']}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
 
         def chat(model: str, content: str) -> Any:
             messages: Any = [{"role": "user", "content": content}]

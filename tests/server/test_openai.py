@@ -26,8 +26,9 @@ from fusewire_client import Client
 from tokenizers import processors
 
 from tests.engine.generating import END, tiny_folder, tiny_gpt2
-from tests.server.asking import Asker, Traffic, stderr_to, texts, until
+from tests.server.asking import PATIENCE_S, Asker, Traffic, stderr_to, texts, until
 from tests.server.conftest import CONTROL_KEY
+from tests.server.recovery import Recovery
 from tests.server.test_generate import LONG, cancelled, import_models, nothing_runs, slow_folder
 from tests.tolerance import MODEL_FP32
 
@@ -83,7 +84,7 @@ def asker(server: Server, device: str) -> Iterator[Asker]:
 def api(server: Server) -> Iterator[openai.OpenAI]:
     assert server.openai is not None
     url = f"http://{server.openai.address}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -588,8 +589,9 @@ def test_a_model_that_is_not_loaded_is_not_ready(api: openai.OpenAI, server: Ser
 def test_a_process_that_dies_ends_the_requests_it_had(
     api: openai.OpenAI, server: Server, asker: Asker
 ) -> None:
-    asked: dict[str, Any] = {"model": "slow", "prompt": "x", **ON_AND_ON, "timeout": 20}
+    asked: dict[str, Any] = {"model": "slow", "prompt": "x", **ON_AND_ON, "timeout": PATIENCE_S}
     (stub,) = [stub.pid for stub in server.process.stubs() if stub.model == "slow"]
+    recovery = Recovery(server)
     with ThreadPoolExecutor(1) as pool, api.completions.create(**asked, stream=True) as stream:
         next(iter(stream))
         body = pool.submit(refused, api.completions.create, 503, **asked)
@@ -597,8 +599,8 @@ def test_a_process_that_dies_ends_the_requests_it_had(
         os.kill(stub, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="try again later") as error:
             list(stream)
-        assert error.value.type == body.result(20)["type"] == "service_unavailable"
-    until(lambda: server.watchdog.reloads + server.watchdog.restarts > 0)
+        assert error.value.type == body.result(PATIENCE_S)["type"] == "service_unavailable"
+    until(lambda: recovery)
     again = api.with_options(max_retries=8).completions.create
     assert again(model="slow", prompt="x", max_tokens=2).choices
 
@@ -616,7 +618,7 @@ def test_an_endpoint_that_closes_says_so_to_requests_it_cannot_wait_for(
     url = f"http://{second.address}/v1"
     with (
         ThreadPoolExecutor(1) as pool,
-        openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client,
         client.completions.create(**asked, stream=True) as stream,
     ):
         next(iter(stream))
@@ -626,10 +628,10 @@ def test_an_endpoint_that_closes_says_so_to_requests_it_cannot_wait_for(
         closing.start()
         with pytest.raises(openai.APIError, match="server: it stopped before") as error:
             list(stream)
-        assert error.value.type == body.result(20)["type"] == "service_unavailable"
-        closing.join(20)
+        assert error.value.type == body.result(PATIENCE_S)["type"] == "service_unavailable"
+        closing.join(PATIENCE_S)
     assert "uvicorn" not in (tmp_path / "log").read_text()
-    until(lambda: nothing_runs(asker, "slow"), 2)
+    until(lambda: nothing_runs(asker, "slow"))
 
 
 def test_a_killed_endpoint_comes_back_and_the_models_never_stopped(
@@ -651,16 +653,23 @@ def test_a_killed_endpoint_comes_back_and_the_models_never_stopped(
 
 
 def test_models_are_healed_while_the_endpoint_stands_still(
-    server: Server, api: openai.OpenAI, asker: Asker
+    server: Server, api: openai.OpenAI, asker: Asker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert server.openai is not None
     assert server.openai._process is not None
-    healed = server.watchdog.reloads + server.watchdog.restarts
+    recovery, said = Recovery(server), [""]
+
+    def healing() -> bool:
+        said[0] += capsys.readouterr().out
+        return "loading the model again" in said[0]
+
     (stub,) = [stub.pid for stub in server.process.stubs() if stub.model == "minilm"]
     os.kill(server.openai._process.pid, signal.SIGSTOP)
     try:
         os.kill(stub, signal.SIGKILL)
-        until(lambda: server.watchdog.reloads + server.watchdog.restarts > healed, 8)
+        until(healing)
+        assert "the OpenAI endpoint ended" not in said[0]  # it is replaced when it stood for 10 s
+        until(lambda: recovery)
         assert asker.ask("minilm", texts("here again"))
     finally:
         os.kill(server.openai._process.pid, signal.SIGCONT)

@@ -19,7 +19,7 @@ from fusewire.serving.supervisor.server import Server
 
 from tests.engine.generating import tiny_folder
 from tests.reference import SENTENCES, edit_config, tiny_checkpoint
-from tests.server.asking import stderr_to, until
+from tests.server.asking import PATIENCE_S, stderr_to, until
 from tests.server.conftest import CONTROL_KEY
 from tests.tolerance import MODEL_FP32
 
@@ -108,7 +108,7 @@ def server(
 def client(server: Server) -> Iterator[openai.OpenAI]:
     assert server.openai is not None
     url = f"http://{server.openai.address}/v1"
-    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -394,7 +394,7 @@ def body_of(fields: dict[str, Any], message: Any, times: int) -> bytes:
 
 # Bytes: hypothesis writes out what it draws, and a body may be 20 MB.
 BODIES = st.builds(body_of, st.dictionaries(FIELDS, VALUES), VALUES, st.integers(1, 200_000))
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
+QUIET = {"suppress_health_check": list(HealthCheck), "database": None}
 
 
 def answers_with_an_error(endpoint: Endpoint, path: str, body: bytes) -> None:

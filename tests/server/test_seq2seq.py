@@ -21,6 +21,7 @@ from fusewire.serving.supervisor.server import Server
 
 from tests.engine.generating import END, byte_tokenizer, tiny_folder
 from tests.models.tiny_seq2seq import tiny_seq2seq
+from tests.server.asking import PATIENCE_S
 from tests.server.streaming import Stream, generate, generate_stream
 from tests.tolerance import PIPELINE_SCORE
 
@@ -112,7 +113,7 @@ def test_clients_and_the_command_line_translate(server: Server, translations: li
 def test_the_openai_endpoint_completes(server: Server, translations: list[str]) -> None:
     assert server.openai is not None
     url = f"http://{server.openai.address}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         for model in ("bart", "translate"):
             found = client.completions.create(
                 model=model, prompt=TEXTS[:2], max_tokens=TOKENS, temperature=0
@@ -132,7 +133,7 @@ def test_beams_are_those_of_transformers(server: Server, folder: Path) -> None:
     assert server.openai is not None
     address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
     url = f"http://{server.openai.address}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         for text in TEXTS[:4]:
             ids = torch.tensor([tokenizer.encode(text).ids])
             with torch.no_grad():
@@ -198,7 +199,9 @@ def test_beams_stream_what_they_answer_whole(server: Server, n: int) -> None:
             assert mine[-1].finish_reason == one.finish_reason
             scores = np.ravel(found["sequences_scores"])
             assert mine[-1].score == one.score == pytest.approx(scores[index])
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        with openai.OpenAI(
+            base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client:
             chunks = client.completions.create(
                 model="bart", prompt=text, max_tokens=4 * TOKENS, n=n, stream=True,
                 extra_body={"num_beams": 3},

@@ -36,7 +36,7 @@ from tests.hub_stand_in import files_of, stand_in
 from tests.images import files
 from tests.reference import SENTENCES, tiny_checkpoint
 from tests.server import images
-from tests.server.asking import until
+from tests.server.asking import PATIENCE_S, until
 from tests.server.test_generate import LONG, slow_folder
 from tests.tasks.deployed import text_request
 
@@ -110,7 +110,7 @@ def serving(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     yield start
     for each in started:
         each.process.terminate()
-        each.process.communicate(timeout=60)
+        each.process.communicate(timeout=ENDED_S)
 
 
 def fusewire(*arguments: object) -> str:
@@ -153,7 +153,7 @@ def test_a_folder_is_served_asked_and_cleared_away(
     assert server.traces()
     server.process.send_signal(signal.SIGTERM)
     assert server.event() == {"event": "stopped", "reloads": 0, "restarts": 0}
-    assert server.process.wait(30) == 0
+    assert server.process.wait(ENDED_S) == 0
     assert server.traces() == []
 
 
@@ -202,14 +202,16 @@ models:
     command = [*COMMAND, "ask", "embed", long, "--address", ready["grpc"]]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, "wanted at most 4" in done.stderr) == (2, True)
-    with urllib.request.urlopen(f"http://{ready['metrics']}", timeout=5) as page:
+    with urllib.request.urlopen(f"http://{ready['metrics']}", timeout=PATIENCE_S) as page:
         text = page.read().decode()
     assert "nv_inference_request_summary_us" in text
     assert "nv_inference_request_duration_us" not in text
-    with urllib.request.urlopen(f"http://{ready['openai']}/v1/models", timeout=5) as answer:
+    with urllib.request.urlopen(
+        f"http://{ready['openai']}/v1/models", timeout=PATIENCE_S
+    ) as answer:
         assert answer.status == 200
     server.process.send_signal(signal.SIGTERM)
-    _, errors = server.process.communicate(timeout=30)
+    _, errors = server.process.communicate(timeout=ENDED_S)
     lines = [json.loads(line) for line in errors.splitlines()]
     assert all({"timestamp", "level", "message"} <= line.keys() for line in lines)
     assert "successfully loaded 'short'" in [
@@ -271,11 +273,13 @@ def test_serve_says_what_it_serves_and_how_to_ask_it(
         assert ask[1:3] == ["ask", "fill"]
         assert "candidates" in fusewire(*ask[1:], "--json")
         body = curl[curl.index("-d") + 1].encode()
-        with urllib.request.urlopen(urllib.request.Request(curl[1], body), timeout=10) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(curl[1], body), timeout=PATIENCE_S
+        ) as answer:
             assert "candidates" in answer.read().decode()
     finally:
         server.terminate()
-        _, errors = server.communicate(timeout=30)
+        _, errors = server.communicate(timeout=ENDED_S)
     assert ["fill", "fill", "cpu", "float32"] in said
     assert ["mini", "embed", "cpu", "float32"] in said
     assert "warning fusewire.serve: host 0.0.0.0: anyone who reaches this machine" in errors
@@ -300,7 +304,7 @@ def test_a_folder_is_served_on_a_gpu(serving: Callable[..., Serving], minilm: Pa
     text = fusewire("ask", "embed", "a cat", "a dog", "--address", ready["grpc"])
     assert "similarity" in text
     metrics = f"http://{ready['metrics']}"
-    with urllib.request.urlopen(metrics, timeout=5) as page:
+    with urllib.request.urlopen(metrics, timeout=PATIENCE_S) as page:
         lines = page.read().decode().splitlines()
     held = [line for line in lines if line.startswith("fusewire_allocator_allocated_bytes{")]
     assert len(held) == 1
@@ -308,7 +312,7 @@ def test_a_folder_is_served_on_a_gpu(serving: Callable[..., Serving], minilm: Pa
     assert float(held[0].rsplit(" ", 1)[1]) > 40e6  # the weights, in 16 bits
     server.process.send_signal(signal.SIGTERM)
     assert server.event() == {"event": "stopped", "reloads": 0, "restarts": 0}
-    assert server.process.wait(30) == 0
+    assert server.process.wait(ENDED_S) == 0
     assert server.traces() == []
 
 
@@ -391,7 +395,7 @@ def test_a_second_signal_ends_the_wait_for_requests(
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert answer.read(1)
         server.process.terminate()
         with pytest.raises(subprocess.TimeoutExpired):
@@ -464,7 +468,7 @@ def test_no_process_outlives_a_killed_command_and_the_next_start_removes_what_it
     os.kill(endpoint, signal.SIGSTOP)
     server.process.kill()
     server.process.wait()
-    until(lambda: not server.processes(), 30)
+    until(lambda: not server.processes())
     assert server.traces()
     monkeypatch.setenv("TMPDIR", str(server.temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)

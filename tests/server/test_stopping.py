@@ -18,7 +18,7 @@ from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
-from tests.server.asking import Asker, ids, until
+from tests.server.asking import PATIENCE_S, Asker, ids, until
 from tests.server.test_generate import slow_folder
 from tests.server.test_lost_requests import (
     completions,
@@ -30,6 +30,8 @@ from tests.server.test_lost_requests import (
     outcome,
 )
 
+# For requests to finish, of which there is no hurry.
+PATIENT_S = 600
 STOPPING = "server: got a request while it stops"
 TENSOR = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [5, 6, 7]}
 GENERATED = (generate, generate_stream, grpc_stream)
@@ -91,7 +93,9 @@ class Connected:
 
     def __init__(self, server: Server) -> None:
         at = server.endpoint
-        self._connection = http.client.HTTPConnection(at.reachable, at.http_port, timeout=60)
+        self._connection = http.client.HTTPConnection(
+            at.reachable, at.http_port, timeout=PATIENCE_S
+        )
         assert self.get("health/ready") == 200
         self._connection.auto_open = 0  # only this one
 
@@ -130,17 +134,17 @@ def begun(
 def test_it_is_not_ready_and_takes_nothing_while_it_finishes_what_it_took(
     repository: Path,
 ) -> None:
-    with running(repository, 60) as (server, asker), ThreadPoolExecutor() as clients:
+    with running(repository, PATIENT_S) as (server, asker), ThreadPoolExecutor() as clients:
         connected = Connected(server)
         took = begun(clients, server, asker)
         pid = frozen(server, "write")
         stopping = threading.Thread(target=server.stop)
         stopping.start()
         try:
-            until(lambda: connected.get("health/ready") != 200, 30)
+            until(lambda: connected.get("health/ready") != 200)
             assert connected.get("models/embed/ready") != 200
             assert connected.get("health/live") == 200
-            until(lambda: connected.infer()[0] == 503, 30)
+            until(lambda: connected.infer()[0] == 503)
             assert STOPPING in connected.infer()[1]
             with pytest.raises(InferenceServerException, match=f"UNAVAILABLE.*{STOPPING}"):
                 asker.ask("embed", ids([5, 6, 7]))
@@ -149,8 +153,8 @@ def test_it_is_not_ready_and_takes_nothing_while_it_finishes_what_it_took(
             os.kill(pid, signal.SIGCONT)
             connected.close()  # tritonserver waits for open connections
             asker.client.close()
-        assert [each.result(60)[1] for each in took] == [""] * len(took)
-        stopping.join(60)
+        assert [each.result(PATIENCE_S)[1] for each in took] == [""] * len(took)
+        stopping.join(PATIENCE_S)
         assert not stopping.is_alive()
 
 
@@ -172,19 +176,19 @@ def test_what_is_not_finished_in_time_ends_with_an_error(repository: Path) -> No
         assert not [each.result() for each in others if each.done()]
         server.stop()
         for each in took:
-            assert STOPPING in each.result(60)[1]
+            assert STOPPING in each.result(PATIENCE_S)[1]
         for each in others:
-            assert each.result(60)[1].startswith("503")
+            assert each.result(PATIENCE_S)[1].startswith("503")
 
 
 def test_it_says_that_it_stops_while_its_models_are_unloaded(repository: Path) -> None:
-    with running(repository, 60) as (server, asker):
+    with running(repository, PATIENT_S) as (server, asker):
         assert asker.ask("embed", ids([5, 6, 7]))  # over a connection that stays
         pid = frozen(server, "write")  # which keeps it from being unloaded
         stopping = threading.Thread(target=server.stop)
         stopping.start()
         try:
-            until(lambda: "embed" not in {stub.model for stub in server.process.stubs()}, 30)
+            until(lambda: "embed" not in {stub.model for stub in server.process.stubs()})
             for model in ("embed", "write"):
                 with pytest.raises(InferenceServerException, match=f"UNAVAILABLE.*{STOPPING}"):
                     asker.ask(model, ids([5, 6, 7]))
@@ -192,5 +196,5 @@ def test_it_says_that_it_stops_while_its_models_are_unloaded(repository: Path) -
             with contextlib.suppress(ProcessLookupError):  # tritonserver ends it
                 os.kill(pid, signal.SIGCONT)
             asker.client.close()
-        stopping.join(60)
+        stopping.join(PATIENCE_S)
         assert not stopping.is_alive()

@@ -172,7 +172,7 @@ def test_ids_without_a_context_are_refused(deploy):
         deploy("roberta", "answer").ask(id_request([[0, 9, 9, 2]]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=1, max_size=12

@@ -211,7 +211,7 @@ SOURCES = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(inputs=SOURCES)
 def test_any_tensors_are_answered_or_refused_by_name(engines, inputs):
     for name in ("vit", "clip"):

@@ -62,7 +62,7 @@ def test_truncation_from_the_left_where_the_folder_says_so(deploy, tmp_path):
     assert encode(deployed, TextRow(LONG), 9, truncate=True) == wanted
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.text(max_size=30), st.none() | st.text(max_size=10))
 def test_any_text_encodes_as_in_transformers(deploy, text, pair):
     for architecture in ("bert", "roberta", "xlm-roberta"):

@@ -11,7 +11,7 @@ import pytest
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.text.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate
 from fusewire.text.conversation import MOST_CHARACTERS, MOST_MESSAGES
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
@@ -117,7 +117,6 @@ def reference(text: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(deadline=None)
 @given(messages=conversations, prompt=st.booleans())
 def test_a_conversation_becomes_what_transformers_makes_of_it(
     style: str, messages: list[dict[str, Any]], prompt: bool

@@ -16,7 +16,7 @@ from fusewire.text.byte_level import SPELLED
 from fusewire.text.detokenizer import Detokenizer
 from fusewire.text.loose_spaces import TighteningStream, tighten
 from fusewire.text.tokenizer import Tokenizer
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -153,14 +153,12 @@ def streamed(name: str, ids: list[int], prompt: list[int], skip: bool) -> list[s
 
 
 @every_tokenizer
-@settings(deadline=None)
 @given(ids=random_ids, skip=st.booleans())
 def test_the_pieces_join_to_the_whole_text(name: str, ids: list[int], skip: bool) -> None:
     assert "".join(streamed(name, ids, [], skip)) == made(name)[0].decode(ids, skip)
 
 
 @every_tokenizer
-@settings(deadline=None)
 @given(ids=random_ids, skip=st.booleans(), places=st.lists(st.integers(0, 25), max_size=3))
 def test_tokens_in_batches_give_the_text_of_one_after_the_other(
     name: str, ids: list[int], skip: bool, places: list[int]
@@ -172,7 +170,6 @@ def test_tokens_in_batches_give_the_text_of_one_after_the_other(
 
 
 @every_tokenizer
-@settings(deadline=None)
 @given(ids=random_ids, skip=st.booleans())
 def test_a_prompt_is_what_the_text_goes_on_from(name: str, ids: list[int], skip: bool) -> None:
     tokenizer, _ = made(name)
@@ -196,7 +193,6 @@ def test_a_text_streams_without_a_replacement_character_of_its_own(name: str) ->
 AWKWARD_BYTES = bytes.fromhex("41 80 BF C3 E2 82 AC ED A0 F0 9F 98 F4 90 FF EF BB BD C0")
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(AWKWARD_BYTES), max_size=12))
 @example([0xE2, 0x82])
 def test_bytes_that_are_no_text_come_out_as_the_library_gives_them(codes: list[int]) -> None:
@@ -291,7 +287,6 @@ def test_time_is_linear_in_the_tokens(name: str) -> None:
     assert time.process_time() - started < 60
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(" .?!,'ntmsverea", max_size=6), max_size=8))
 def test_loose_spaces_are_taken_back_in_a_stream_as_in_a_text(pieces: list[str]) -> None:
     stream = TighteningStream()

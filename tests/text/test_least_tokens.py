@@ -135,7 +135,7 @@ TEXTS = st.lists(PIECES | st.text(max_size=3), max_size=40).map("".join)
 
 
 @pytest.mark.parametrize("name", WITH_RULE)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(text=TEXTS, times=st.sampled_from([1, 7]), enough=st.integers(0, 60))
 @example(COMPOSED, 7, 60)
 @example("\x0ba", 7, 60)

@@ -62,7 +62,7 @@ def both(request, tmp_path_factory) -> Both:
 
 @pytest.mark.parametrize(("behind", "plain"), [(" ", True), ("", False)], ids=["marian", "m2m_100"])
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_pieces(both, behind, plain, data):
     pieces = data.draw(both.pieces)
     joining = PieceJoining.of(both.ours, SPECIAL, behind_special=behind, plain_spaces=plain)

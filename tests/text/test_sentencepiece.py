@@ -68,7 +68,7 @@ def check(model: Both, text: str) -> None:
 
 
 @given(st.text(LETTERS, max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text(model, text):
     check(model, text)
 

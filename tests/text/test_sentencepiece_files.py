@@ -109,14 +109,13 @@ def test_a_large_file_is_not_read(tmp_path):
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_are_no_model(tmp_path_factory, data):
     with pytest.raises(CheckpointError, match=r"^spiece.model: "):
         read(tmp_path_factory.getbasetemp(), data)
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_file_with_other_bytes_is_refused_or_read(tmp_path_factory, data):
     whole = bytearray(trained(vocab_size=300))
     for _ in range(data.draw(st.integers(1, 5))):
@@ -130,7 +129,6 @@ def test_a_file_with_other_bytes_is_refused_or_read(tmp_path_factory, data):
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=300), st.text(max_size=20))
-@settings(deadline=None)
 def test_any_trie_is_refused_or_read(units, text):
     try:
         rules = Charsmap(trie(*units), "spiece.model")

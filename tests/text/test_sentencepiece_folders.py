@@ -98,7 +98,7 @@ def both(request, tmp_path_factory) -> Both:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text(both, data):
     both.check(data.draw(PLAIN_TEXT if both.kind == "t5" else ANY_TEXT))
 
@@ -114,7 +114,7 @@ def test_most_texts_have_the_same_ids(both):
 
 
 @given(PLAIN_TEXT, PLAIN_TEXT)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_pair(both, first, second):
     # transformers treats an empty second text as none, and also reads a language at its beginning.
     if second and "<<" not in first + second:
@@ -134,7 +134,7 @@ def test_ids_give_the_text_back(both):
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_ids_give_their_text(both, data):
     if both.kind == "t5":
         return
@@ -384,13 +384,13 @@ CONFIGURATIONS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)
 
 
 @given(CONFIGURATIONS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_configuration_is_read_or_refused(tmp_path_factory, values):
     read_or_refused(tmp_path_factory.mktemp("folder"), values)
 
 
 @pytest.mark.sweep
 @given(CONFIGURATIONS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_of_many_configurations_is_read_or_refused(tmp_path_factory, values):
     read_or_refused(tmp_path_factory.mktemp("folder"), values)

@@ -77,7 +77,7 @@ def both(request, tmp_path_factory) -> tuple[Tokenizer, Any]:
 
 
 @given(ANY_TEXT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text(both, text):
     ours, theirs = both
     assert ids(ours, text) == theirs(text)["input_ids"]
@@ -102,7 +102,7 @@ def test_an_added_token_is_one(both):
 
 
 @given(st.data(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_ids_give_their_text_at_once_and_one_by_one(both, data, skipped):
     ours, theirs = both
     numbers = data.draw(st.lists(st.integers(0, len(theirs) - 1), max_size=12))

@@ -204,15 +204,21 @@ def test_a_worker_that_is_killed_is_replaced(started: Callable[..., TextWorkers]
     assert pid(made) != killed
 
 
-def test_a_call_that_loses_its_worker_is_made_again(started: Callable[..., TextWorkers]) -> None:
+def test_a_call_that_loses_its_worker_is_made_again(
+    started: Callable[..., TextWorkers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[int] = []
+    load = process.WorkerProcess.load
+    monkeypatch.setattr(
+        process.WorkerProcess, "load", lambda its: (load(its), loaded.append(its.pid))[0]
+    )
     made = started(HARM.format(SUM))
     chat(made).result(TIMEOUT_S)
     killed, late = pid(made), chat(made, "harm")
     os.kill(killed, signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
-    _until(lambda: pid(made) != killed)
+    _until(lambda: pid(made) != killed and pid(made) in loaded)
     assert not late.done()
-    time.sleep(0.5)  # until the new one is loaded
     os.kill(pid(made), signal.SIGKILL)
     with pytest.raises(Unavailable, match=r"^text worker: got SIGKILL, twice, wanted an answer"):
         late.result(TIMEOUT_S)

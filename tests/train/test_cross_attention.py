@@ -136,7 +136,7 @@ POST_NORM = {"hidden": 32, "intermediate": 100, "pre_norm": False, "gated": Fals
     dropout=st.booleans(),
 )
 @example(POST_NORM, 24, 47, 1, "none", False)  # from large to small it is 1.051
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_peak_is_within_5_percent_of_the_bound(
     options: dict[str, Any],
     tokens: int,

@@ -155,7 +155,7 @@ def test_the_weight_is_packed_anew_when_written_and_only_then(monkeypatch) -> No
         with torch.no_grad():
             written.mul_(-0.5)
         check(criterion, hidden, weight, labels, bias)
-    weight.data = torch.randn(CLASSES, FEATURES)
+    weight.data = operands(6, seed=2)[1].data
     check(criterion, hidden, weight, labels, bias)
     assert len(packed) == 2
     hidden, weight, labels, bias = operands(6, seed=1)

@@ -21,6 +21,7 @@ from fusewire.train.flat import FlatParameters
 from fusewire.train.packed import Packed
 from transformers import DataCollatorWithFlattening, RobertaForCausalLM
 
+from tests.held import settled
 from tests.models.paged_texts import greedy
 from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
 from tests.train.tiny_models import (
@@ -259,7 +260,8 @@ def test_dropout_follows_torchs_seed(name: str) -> None:
 def test_eval_and_no_grad_save_nothing_and_eval_drops_nothing() -> None:
     theirs, ours = both("BertForMaskedLM", dropout=0.3)
     batch = ragged("BertForMaskedLM")
-    held = fusewire.kernels.default_allocator().stats()["holders"].get("training", (0, 0))
+    allocator = settled()
+    held = allocator.stats()["holders"].get("training", (0, 0))
     with torch.no_grad():
         ours(**batch)
         assert not ours(**batch).loss.requires_grad
@@ -267,8 +269,7 @@ def test_eval_and_no_grad_save_nothing_and_eval_drops_nothing() -> None:
         model.eval()
     with torch.inference_mode():
         logits = ours(**batch).logits
-    stats = fusewire.kernels.default_allocator().stats()["holders"]
-    assert stats.get("training", (0, 0)) == held
+    assert allocator.stats()["holders"].get("training", (0, 0)) == held
     there = batch["attention_mask"].bool()
     assert torch.allclose(logits[there], theirs(**batch).logits[there], atol=MODEL_FP32)
     expect_equal(gradients(ours, batch), gradients(theirs, batch))  # of a model in eval mode

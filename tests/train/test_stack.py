@@ -13,6 +13,7 @@ from fusewire.placement import Placement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.held import settled
 from tests.tolerance import PEAK_OVER_BOUND, TRAINED_GRADIENT
 from tests.train.trained_layer import (
     DROPOUTS,
@@ -196,7 +197,7 @@ def test_no_gradient_of_a_frozen_weight_is_computed() -> None:
     recompute=st.sampled_from(RECOMPUTE),
     dropout=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_peak_is_within_5_percent_of_the_bound(
     options: dict[str, Any], tokens: int, layers: int, recompute: str, dropout: bool
 ) -> None:
@@ -209,19 +210,21 @@ def test_the_peak_is_within_5_percent_of_the_bound(
 
 
 def test_nothing_is_allocated_after_warm_up() -> None:
+    allocator = settled()
+    of_others = allocator.stats()["holders"].get("training")
     layers = [
         TrainedLayer(TRAINED_SPECS["post_norm"], lengths=(n, 5), layers=3) for n in (9, 90, 40)
     ]
     steps = [(layer, *arrays(layer)) for layer in layers]
     for layer, x, gradient in steps:
         layer.gradients(x, gradient)
-    before = k.default_allocator().stats()
+    before = allocator.stats()
     for layer, x, gradient in steps * 3:
         layer.gradients(x, gradient)
-    after = k.default_allocator().stats()
+    after = allocator.stats()
     assert after["raw_allocations"] == before["raw_allocations"]
     assert after["allocated_bytes"] == before["allocated_bytes"]
-    assert "training" not in after["holders"]
+    assert after["holders"].get("training") == of_others
     assert after["cache_hits"] > before["cache_hits"]
 
 

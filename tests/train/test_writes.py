@@ -93,6 +93,7 @@ def test_what_torch_does_not_count_is_computed_with(
 
 
 def test_the_criterion_sees_what_torch_does_not_count() -> None:
+    torch.manual_seed(0)
     hidden, weight, bias = torch.randn(20, 8), torch.randn(50, 8), torch.randn(50)
     labels, criterion = torch.randint(50, (20,)), CrossEntropy()
     for _ in range(3):
@@ -156,6 +157,7 @@ def test_a_copy_of_a_part_stands_alone() -> None:
 
 
 def test_the_default_dtype_is_for_others() -> None:
+    torch.manual_seed(0)
     hidden, labels = torch.randn(6, 8), torch.randint(50, (6,))
     weight = torch.randn(50, 8, requires_grad=True)
     wanted = torch.nn.functional.cross_entropy(hidden @ weight.T, labels)

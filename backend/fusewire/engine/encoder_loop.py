@@ -78,6 +78,7 @@ class EncoderLoop:
             ),
             engine.settings.slo_ms,
             engine.settings.max_queue_ms,
+            clock=time.monotonic,
             block=block,
         )
         self._given: list[Work] = []  # all sequences of which were given to the device

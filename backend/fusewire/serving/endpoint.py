@@ -75,10 +75,10 @@ class Endpoint:
         except ValueError:
             raise EndpointError(0, f"no JSON in the answer ({text[:80]!r})") from None
 
-    def metrics(self) -> str:
+    def metrics(self, timeout_s: float = 5.0) -> str:
         """Returns the metrics page."""
         url = f"http://{self.reachable}:{self.metrics_port}/metrics"
-        with _OPENER.open(url, timeout=5) as answer:
+        with _OPENER.open(url, timeout=timeout_s) as answer:
             return str(answer.read().decode())
 
 

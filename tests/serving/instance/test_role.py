@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fusewire.engine import encoder_loop
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.encoder_loop import EncoderLoop
 from fusewire.engine.progress import Progress
@@ -39,6 +41,12 @@ MIDDLE = " " * (SHORT_CHARACTERS + 1)
 def engine(tmp_path: Path) -> EncoderEngine:
     tiny_checkpoint(tmp_path, "bert")
     return EncoderEngine(tmp_path, "embed")
+
+
+@pytest.fixture(autouse=True)
+def light_is_light_on_a_busy_machine_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens are computed at once, whatever computing them took before."""
+    monkeypatch.setattr(encoder_loop, "_MOST_HERE_S", math.inf)
 
 
 @pytest.fixture

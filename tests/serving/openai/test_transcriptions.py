@@ -19,7 +19,7 @@ from fusewire.serving.openai.served import Transcriber
 from fusewire.serving.openai.subtitles import Said, spans, srt, vtt
 from fusewire.serving.openai.transcriptions import SpeechBody, answer, transcribed
 from fusewire_client.calls import Infer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.datastructures import Headers
@@ -69,7 +69,6 @@ def test_too_much_of_a_form_is_refused(fields, files, message):
     assert message in refused.value.body["error"]["message"]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_bytes_are_a_form_or_refused(data):
     body, kind = form({"model": "w"}, {"file": ("a.wav", b"RIFF" * 9)})

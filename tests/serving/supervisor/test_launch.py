@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from fusewire.errors import ConfigurationError
 from fusewire.serving import exposure
 from fusewire.serving.config import ServerSettings
+from fusewire.serving.endpoint import Endpoint
+from fusewire.serving.installation import Installation
 from fusewire.serving.supervisor import launch
+from fusewire.serving.supervisor.embedded import EmbeddedServer
+
+from tests.server.asking import until
 
 KEY = "a-key-of-more-than-sixteen"
 
@@ -37,6 +43,24 @@ def test_a_script_named_otherwise_passes_on_what_is_preloaded(tmp_path: Path) ->
     assert KEY not in said
     assert said.endswith("./tritonserver_preload.so\n")
     assert "cannot be preloaded" not in said
+
+
+def test_the_last_words_of_a_process_that_ended_are_all_read(tmp_path: Path) -> None:
+    program = tmp_path / "tritonserver"
+    listed = "[ $1 = --help ] && echo '  --http-port'"
+    program.write_text(f"#!/bin/sh\n{listed} || echo 'E0101 first\nE0101 last'\n")
+    program.chmod(0o700)
+    (tmp_path / "stub").touch()
+    (tmp_path / "python").mkdir()
+    parts = Installation(program, tmp_path / "python", tmp_path / "stub", (), "a test")
+    at = Endpoint("127.0.0.1", 1, 2, 3)
+    server = EmbeddedServer(parts, ServerSettings(), at, tmp_path, KEY)
+    ended = threading.Event()
+    server.start([], [], lambda level, line: ended.wait(60))  # reads on when it has ended
+    until(lambda: not server.running())
+    threading.Timer(0.2, ended.set).start()
+    assert server.last_lines == ["E0101 first", "E0101 last"]
+    server.clear()
 
 
 def limited(soft: int, hard: int) -> str:

@@ -91,10 +91,16 @@ class Waiting(Process):
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """A child of the test, for starters that are impatient."""
+    """A child of the test, for starters that are impatient; those of other tests are not seen."""
     monkeypatch.setattr(unheard, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(unheard, "_LOOK_S", 0.02)
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    every = processes.children
+    monkeypatch.setattr(
+        processes,
+        "children",
+        lambda parent: {pid: state for pid, state in every(parent).items() if pid == child.pid},
+    )
     yield child
     child.kill()
     child.wait()
@@ -129,11 +135,21 @@ def test_one_of_a_loaded_model_keeps_no_other_waiting(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watchdog sees to it when the server has started."""
-    seen = {child.pid: Stub(child.pid, "m", "1", "m_0_0")}
-    monkeypatch.setattr(processes, "stub", seen.get)
+    seen = threading.Event()
+
+    def stub(pid: int) -> Stub:
+        seen.set()
+        return Stub(pid, "m", "1", "m_0_0")
+
+    monkeypatch.setattr(processes, "stub", stub)
     process = Waiting()
     process.loaded = {"m"}
-    threading.Timer(0.3, kill, (child,)).start()
-    threading.Timer(0.9, setattr, (process, "ready", True)).start()
+
+    def die() -> None:
+        assert seen.wait(60)
+        kill(child)
+        threading.Timer(0.6, setattr, (process, "ready", True)).start()
+
+    threading.Thread(target=die).start()
     starter(process).start(["m", "n"])
     assert processes.children(os.getpid())[child.pid] == "died"

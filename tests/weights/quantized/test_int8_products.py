@@ -17,6 +17,7 @@ from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 from safetensors.torch import load_file
 
+from tests.held import held
 from tests.models.oracle import fusewire_answers, random_sequences
 from tests.models.paged_texts import logits_in_pieces
 from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_logits
@@ -152,22 +153,18 @@ def test_what_is_skipped_is_dequantised(tmp_path):
 def test_they_take_a_byte_a_number_and_no_more_to_load(tmp_path):
     width, inner = 128, 512
     written(tmp_path, w8a8(), hidden_size=width, intermediate_size=inner, head_dim=32)
-    allocator = kernels.default_allocator("cpu")
 
-    def held(skip: tuple[str, ...]) -> tuple[int, int]:
+    def taken(skip: tuple[str, ...]) -> tuple[int, int]:
         """By the model, and at most by numpy while it is loaded."""
-        before = allocator.stats()["allocated_bytes"]
         tracemalloc.start()
-        model = load_decoder(tmp_path, Placement("cpu", quantize_skip=skip))
+        _, bytes_held = held(lambda: load_decoder(tmp_path, Placement("cpu", quantize_skip=skip)))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        after = allocator.stats()["allocated_bytes"]
-        del model
-        return after - before, peak
+        return bytes_held, peak
 
-    held(())  # what is imported on the way
+    taken(())  # what is imported on the way
     names = ("layers.0.mlp.gate_proj", "layers.0.mlp.down_proj")
-    (integers, to_load), (floats, to_dequantise) = held(()), held(names)
+    (integers, to_load), (floats, to_dequantise) = taken(()), taken(names)
     of_both = 3 * width * inner
     assert 2.9 * of_both < floats - integers < 3 * of_both  # with scales
     assert to_load < 4 * of_both / 3 < to_dequantise  # less than one matrix in fp32

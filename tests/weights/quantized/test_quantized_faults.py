@@ -15,7 +15,7 @@ from fusewire.models import build_decoder, load_decoder, read_config
 from fusewire.models.config import Config
 from fusewire.weights import Checkpoint
 from fusewire.weights.quantized import method_of
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -233,9 +233,7 @@ def test_a_bias_that_the_model_does_not_have_and_is_not_zeros_is_refused(tmp_pat
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_header_is_read_or_refused(tmp_path, name, data):
     """Nothing but CheckpointError leaves a folder whose tensors have other types and shapes."""

@@ -21,7 +21,7 @@ from fusewire.weights.tensorflow.bundle import read_bundle
 from fusewire.weights.tensorflow.configuration import configuration
 from fusewire.weights.tensorflow.keras_h5 import read_h5
 from fusewire.weights.tensorflow.variable import Tensor, Variable
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -210,9 +210,7 @@ def test_progress_is_reported(genuine, tmp_path):
     assert ("model.safetensors", totals[0], totals[0]) in calls
 
 
-FLIPS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FLIPS = settings(max_examples=60)
 FILES = ["bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"]
 
 

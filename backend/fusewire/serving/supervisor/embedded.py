@@ -76,7 +76,7 @@ class EmbeddedServer:
         self._drained = threading.Event()
         self._starting = threading.Lock()
         self._stopped = False
-        self.last_lines: collections.deque[str] = collections.deque(maxlen=30)
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=30)
         self.loaded: set[str] = set()
         self.failed: set[str] = set()  # models that failed to load, at this start or later
         self.loaded_at: dict[str, float] = {}  # model -> time of its last load
@@ -100,12 +100,20 @@ class EmbeddedServer:
         launched = self._launched
         return launched is not None and launched.process.poll() is None
 
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what it wrote: of a process that has ended, once all of that is read."""
+        if not self.running():
+            for thread in self._threads:
+                thread.join(_END_S)
+        return list(self._last_lines)
+
     def start(self, repositories: Sequence[Path], models: Sequence[str], log: LogLine) -> None:
         """Starts the process with these models of these repositories. It ends with this process,
         even if this one is killed."""
         self.clear()
         self._drained.clear()
-        self.last_lines.clear()
+        self._last_lines.clear()
         self.loaded.clear()
         self.failed.clear()
         self.stub_died = False
@@ -259,7 +267,7 @@ class EmbeddedServer:
                 begins = _LOG_LINE.match(line)
                 if begins:
                     level = begins[1]
-                self.last_lines.append(line)
+                self._last_lines.append(line)
                 self.changes += "successfully loaded '" in line or "successfully unloaded '" in line
                 if loaded := re.search(r"successfully loaded '([^']+)'", line):
                     self.loaded.add(loaded[1])
