@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
+
 # How long an example takes says how busy the machine is; and no example changes its fixtures.
 hypothesis.settings.register_profile(
     "fusewire",
