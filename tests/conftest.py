@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-# How long an example takes says how busy the machine is; and no example changes its fixtures.
+# The time of an example only shows how busy the machine is, and no example changes its fixtures.
 hypothesis.settings.register_profile(
     "fusewire",
     deadline=None,

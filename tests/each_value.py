@@ -1,8 +1,8 @@
-"""Of a parametrised test the cases that bring something new: `pytest --each-value`.
+"""Selects the cases of parametrised tests that have a new value: `pytest --each-value`.
 
-For a run that repeats tests which have run already, with another compiler's module or another
-version of a library: each value of each parameter is tested once on each target, and not in all
-combinations with the others."""
+For repeated runs, with the module of another compiler or another version of a library: each value
+of each parameter is tested once on each target, instead of all combinations.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 def chosen(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Those with a value that no case of the same test before them has."""
+    """Yields the items with a parameter value that no earlier case of the same test has."""
     seen: defaultdict[str, set[tuple]] = defaultdict(set)
     for item in items:
         test = item.nodeid.partition("[")[0]
@@ -24,7 +24,8 @@ def chosen(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def _values(item: pytest.Item) -> set[tuple]:
-    """A value is known by its identity: not all are hashable, and cases share them."""
+    """The values of an item's parameters, by identity: not all are hashable, and cases share
+    them."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
     # What needs a GPU may be skipped, and stands for nothing that does not.
     target = id(given.get("place")), item.get_closest_marker("gpu") is not None

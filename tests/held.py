@@ -1,4 +1,4 @@
-"""Memory that what a test makes takes."""
+"""Measures the memory that an object holds in the allocator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Made = TypeVar("Made")
 
 
 def settled(device: str = "cpu") -> kernels.CachingAllocator:
-    """The process's allocator, in which nothing of earlier tests is freed while another measures:
-    what they left in reference cycles goes at any time, and goes now."""
+    """The process's allocator, after a garbage collection: blocks that earlier tests left in
+    reference cycles would otherwise be freed during a measurement."""
     gc.collect()
     return kernels.default_allocator(device)
 
 
 def held(make: Callable[[], Made], device: str = "cpu") -> tuple[Made, int]:
-    """What is made, and the bytes that it holds."""
+    """The result of `make`, and the bytes that it holds."""
     allocator = settled(device)
     before = allocator.stats()["allocated_bytes"]
     made = make()

@@ -1,4 +1,4 @@
-"""What follows where a test kills the process of a model."""
+"""The recovery of a server after a test has killed the process of a model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 
 from fusewire.serving.supervisor.server import Server
 
-# Of tritonserver, before it prints its stack for a second or two, and the lines of that.
+# tritonserver's output before it prints its stack, which takes a second or two, and the stack.
 _CRASHES = re.compile(r"terminate called|Signal \((6|11)\) received|\s*\d+# ")
 
 
 class Recovery:
-    """From the next death on: true once the model is loaded again, or the whole server was started
-    again, as now and then tritonserver 2.51 crashes over a process that died with a request in its
-    hands. While it crashes, some of it goes on: a model may be loaded again and answer."""
+    """Made before a kill; true once the model is loaded again, or the whole server was restarted.
+    tritonserver 2.51 sometimes crashes when a process dies with a request. While it crashes, parts
+    of it go on: a model may be reloaded and answer."""
 
     def __init__(self, server: Server) -> None:
         self._process, self._watchdog = server.process, server.watchdog
