@@ -36,7 +36,7 @@ def names(text: str) -> frozenset[str]:
 
 
 def check_max_length(wanted: int | None, positions: int) -> None:
-    """ConfigurationError where the setting is more than the positions of the model."""
+    """Raises ConfigurationError where the setting exceeds the number of positions of the model."""
     if wanted is not None and wanted > positions:
         raise ConfigurationError(
             f"max_length: got {wanted}, wanted at most {positions}, the positions that the model "

@@ -203,7 +203,10 @@ def test_languages_that_plbart_has_not_are_refused(tmp_path, config):
     ("tokens", "wanted"),
     [
         ("mbart", "a language of the model, as ar_AR, .+; correct the file"),
-        ("t5", "none: no token is one; leave it out, or correct tokenizer_class"),
+        (
+            "t5",
+            "none, as the tokenizer has no language tokens; remove it, or correct tokenizer_class",
+        ),
     ],
 )
 def test_a_language_of_the_folder_that_no_token_is_is_the_fault_named(tmp_path, tokens, wanted):

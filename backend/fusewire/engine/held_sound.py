@@ -32,7 +32,7 @@ class HeldSound:
                 self._held += seconds
                 return
         raise Overloaded(
-            f"queue: got {held + seconds:.0f} s of audio to write down at once, wanted at most "
+            f"queue: got {held + seconds:.0f} s of audio to transcribe at once, wanted at most "
             f"{self._most:.0f} s (raise max_audio_seconds for more)",
             self._until_there_is_room_s((held + seconds - self._most) / held),
         )

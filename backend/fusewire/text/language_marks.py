@@ -51,8 +51,10 @@ class LanguageMarks:
             named = self.code(named) or named  # PLBart's folders may have the token
         if named is not None and (not isinstance(named, str) or named not in known):
             some = ", ".join(sorted(known)[:5])
-            wanted = f"a language of the model, as {some}" if some else "none: no token is one"
-            remedy = "correct the file" if some else "leave it out, or correct tokenizer_class"
+            wanted, remedy = f"a language of the model, as {some}", "correct the file"
+            if not some:
+                wanted = "none, as the tokenizer has no language tokens"
+                remedy = "remove it, or correct tokenizer_class"
             raise CheckpointError(
                 f"{CONFIG}: src_lang: got {repr(named)[:80]}, wanted {wanted}; {remedy}"
             )

@@ -58,17 +58,17 @@ def refuse_autocast(what: str) -> None:
             f"{what}.forward",
             "autocast",
             "fp32",
-            "leave out torch.autocast, and of a Trainer bf16 and fp16",
+            "leave out torch.autocast, and bf16 and fp16 in the arguments of a Trainer",
         )
 
 
 def refuse_traced(what: str) -> None:
-    """Raises Unsupported where torch writes a call down, as for ONNX: kernels are not torch's."""
+    """Raises Unsupported while torch traces or exports: it cannot record our kernels."""
     if torch.jit.is_tracing() or torch.compiler.is_exporting():
         raise Unsupported(
             f"{what}.forward",
             "a call that torch traces or exports",
-            "one that computes",
+            "an eager call",
             "save_pretrained, load the folder with transformers and export that",
         )
 

@@ -102,7 +102,8 @@ class EmbeddedServer:
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of what it wrote: of a process that has ended, once all of that is read."""
+        """Returns the last lines of the process's output. If it has ended, waits until all of the
+        output has been read."""
         if not self.running():
             for thread in self._threads:
                 thread.join(_END_S)
