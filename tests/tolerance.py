@@ -85,6 +85,10 @@ LARGE_MEAN = 5e-3
 # The planned peak of a workspace over the liveness lower bound.
 PEAK_OVER_BOUND = 1.05
 
+# Memory of captured training steps of many sizes over that of the largest alone: what torch splits
+# for one size it cannot always merge again for another.
+PEAK_OF_ALL_BUCKETS = 1.25
+
 # Tokens that captured forwards compute in addition to those of the requests, over a mixed workload.
 PADDING_SHARE = 0.06
 

@@ -5,6 +5,7 @@
 
 #include "core/allocator.h"
 #include "core/workspace.h"
+#include "python/buffer.h"
 #include "python/device.h"
 #include "python/register.h"
 
@@ -12,17 +13,6 @@ namespace py = pybind11;
 
 namespace fusewire {
 namespace {
-
-// A block held from Python.
-struct Buffer {
-  std::shared_ptr<void> block;
-  size_t bytes;
-
-  uintptr_t data() const {
-    if (!block) fail("buffer: got a freed one, wanted its address; allocate again");
-    return reinterpret_cast<uintptr_t>(block.get());
-  }
-};
 
 // Scratch as seen by a Python forward. `scratch` is null once its pass of the forward is over, so
 // that a Python object that lives on cannot reach into a later one.

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "python/buffer.h"
 #include "python/casters.h"
 #include "python/register.h"
 #include "train/attention.h"
@@ -120,18 +121,25 @@ py::dict stats_of(const Stack& stack) {
                   "worst_ratio"_a = stats.worst_ratio, "plans_recorded"_a = stats.plans_recorded);
 }
 
-// The owner of a block, for Python to hold.
-struct Memory {
-  std::shared_ptr<void> block;
-};
-
 void register_stack(py::module_& m) {
-  py::class_<Memory>(m, "Memory", "Memory that stays as long as this does.");
+  py::class_<TapeBlocks, std::shared_ptr<TapeBlocks>>(
+      m, "TapeBlocks",
+      "Memory for what forwards save until their backwards, on one stream. Passes that are alive "
+      "at the same time have memory apart; the same passes in the same order have the same memory.")
+      .def(py::init<>())
+      .def(
+          "take",
+          [](TapeBlocks& self, size_t bytes, const Stream& stream) {
+            py::gil_scoped_release release;
+            return Buffer{self.take(bytes, stream), bytes};
+          },
+          "bytes"_a, py::arg_v("stream", Stream{}, "Stream()"))
+      .def_property_readonly("generation", &TapeBlocks::generation,
+                             "Changes when memory is freed for larger memory: recordings that hold "
+                             "its addresses are then invalid.")
+      .def_property_readonly("bytes", &TapeBlocks::bytes);
   py::class_<Activations>(m, "Activations", "What a forward saved for its backward.")
-      .def_property_readonly("spent", &Activations::spent)
-      .def_property_readonly(
-          "memory", [](const Activations& a) { return Memory{a.memory()}; },
-          "Keeps the memory of forward and backward, which a captured graph of them needs.");
+      .def_property_readonly("spent", &Activations::spent);
   py::class_<Stack>(m, "Stack", "Layers, and a norm at their end, that train.")
       .def(py::init<std::vector<std::vector<Block>>, NormOrNone, bool>(), "layers"_a,
            "final_norm"_a = py::none(), "parallel"_a = false,
@@ -143,9 +151,11 @@ void register_stack(py::module_& m) {
              const SequenceBatch& batch, std::optional<Tensor> positions,
              std::optional<std::pair<Tensor, SequenceBatch>> source, std::vector<Tensor> biases,
              int64_t first_trained, std::string_view recompute, std::optional<int64_t> dropout_seed,
-             std::optional<Tensor> added_seed, uint64_t version, const Stream& stream) {
-            const ForwardOptions options{first_trained, recompute_named(recompute), dropout_seed,
-                                         std::move(added_seed), version};
+             std::optional<Tensor> added_seed, uint64_t version, std::shared_ptr<TapeBlocks> blocks,
+             const Stream& stream) {
+            const ForwardOptions options{first_trained, recompute_named(recompute),
+                                         dropout_seed,  std::move(added_seed),
+                                         version,       std::move(blocks)};
             std::optional<Source> read;
             if (source) read = Source{source->first, source->second};
             py::gil_scoped_release release;
@@ -155,7 +165,7 @@ void register_stack(py::module_& m) {
           "out"_a, "x"_a, "parameters"_a, "batch"_a, py::kw_only(), "positions"_a = py::none(),
           "source"_a = py::none(), "biases"_a = std::vector<Tensor>(), "first_trained"_a = 0,
           "recompute"_a = "none", "dropout_seed"_a = py::none(), "added_seed"_a = py::none(),
-          "version"_a = 0, py::arg_v("stream", Stream{}, "Stream()"),
+          "version"_a = 0, "blocks"_a = py::none(), py::arg_v("stream", Stream{}, "Stream()"),
           "Fills out[tokens, hidden] with the stack's output for x[tokens, hidden]. parameters: "
           "the flat buffer in the element type of x (float32 on the CPU), of which another version "
           "is packed anew. source: of cross attentions, "
@@ -165,7 +175,8 @@ void register_stack(py::module_& m) {
           "first_trained; for the number of layers none follows, and the result is None. "
           "recompute: none, norm, activation or layer. dropout_seed None: nothing is dropped. "
           "added_seed int64[1]: "
-          "added to it when kernels run, so that replays of a graph drop different numbers.")
+          "added to it when kernels run, so that replays of a graph drop different numbers. "
+          "blocks: TapeBlocks to take the memory from; None: the allocator.")
       .def(
           "backward",
           [](const Stack& stack, Activations& activations, const Tensor& gradient,

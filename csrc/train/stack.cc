@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/allocator.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "ops/ops.h"
@@ -94,7 +95,11 @@ std::unique_ptr<Activations> Stack::forward(
     return dry->tape->take_recorded();
   });
   auto a = activations();
-  a->tape = std::make_unique<Tape>(program, default_allocator(stream.device), stream);
+  const size_t bytes = program->plan.peak;
+  auto block = options.blocks
+                   ? options.blocks->take(bytes, stream)
+                   : default_allocator(stream.device).allocate(bytes, "training", stream);
+  a->tape = std::make_unique<Tape>(program, std::move(block), stream);
   run(*a, out, x, parameters);
   if (saves) return a;
   a->tape->finish();

@@ -6,6 +6,7 @@
 
 #include "train/block.h"
 #include "train/tape.h"
+#include "train/tape_blocks.h"
 
 namespace fusewire::train {
 
@@ -17,14 +18,13 @@ struct ForwardOptions {
   std::optional<int64_t> dropout_seed;  // none: nothing is dropped
   std::optional<Tensor> added_seed;     // int64[1] of the device, added to it when kernels run
   uint64_t version = 0;  // of the parameters: another one, and weights are packed anew
+  std::shared_ptr<TapeBlocks> blocks;  // whose memory the tape takes; null: the allocator's
 };
 
 // What a forward saved for its backward. Belongs to the stack that made it.
 class Activations {
  public:
   bool spent() const { return spent_; }
-  // What a captured forward and its backward write to; null when the backward is done.
-  std::shared_ptr<void> memory() const { return tape ? tape->block() : nullptr; }
 
  private:
   friend class Stack;

@@ -9,11 +9,9 @@ Tape::Tape(const Stream& stream) : stream_(stream) {
   scratch_.begin_recording(stream.device);
 }
 
-Tape::Tape(std::shared_ptr<const WorkspaceProgram> program, CachingAllocator& allocator,
+Tape::Tape(std::shared_ptr<const WorkspaceProgram> program, std::shared_ptr<void> block,
            const Stream& stream)
-    : stream_(stream),
-      program_(std::move(program)),
-      block_(allocator.allocate(program_->plan.peak, "training", stream)) {
+    : stream_(stream), program_(std::move(program)), block_(std::move(block)) {
   scratch_.begin(program_.get(), static_cast<char*>(block_.get()), stream.device);
 }
 

@@ -2,7 +2,7 @@
 //
 // A dry run of both records when each tensor is alive (core/workspace.h); what the forward saves is
 // a tensor that it does not release. The block belongs to the tape, so that several forwards may be
-// in flight, and goes back to the allocator with it.
+// in flight, and goes back with it to where it was taken from.
 #pragma once
 
 #include <list>
@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/allocator.h"
 #include "core/workspace.h"
 
 namespace fusewire::train {
@@ -19,16 +18,14 @@ class Tape {
  public:
   // For a dry run: tensors have no memory.
   explicit Tape(const Stream& stream);
-  // Error when the allocator has no memory for the block.
-  Tape(std::shared_ptr<const WorkspaceProgram> program, CachingAllocator& allocator,
+  // block: as large as the peak of the plan, and used by nothing else while the tape lives.
+  Tape(std::shared_ptr<const WorkspaceProgram> program, std::shared_ptr<void> block,
        const Stream& stream);
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
   Scratch& scratch() { return scratch_; }
   const Stream& stream() const { return stream_; }  // recording in a dry run
-  // For those who replay what was captured: its memory has to stay.
-  const std::shared_ptr<void>& block() const { return block_; }
   // Error when not all that was planned has been created and released.
   void finish() const { scratch_.finish(); }
   std::shared_ptr<const WorkspaceProgram> take_recorded();

@@ -147,6 +147,13 @@ class BucketInputs:
             for name, of_side in of_sides.items()
         }
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers of tokens of each side, and of elements of each tensor, by name: what the memory
+        of a step depends on."""
+        tokens = {f"{side}tokens": packed.tokens for side, packed in self.packed.items()}
+        return tokens | {name: tensor.numel() for name, tensor in self.batch.items()}
+
     def write(self, batch: Batch, sides: Sides) -> None:
         with self._sent.written() as here:
             for side, of_side in sides.items():

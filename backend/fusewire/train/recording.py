@@ -5,14 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch
 
 from fusewire.models.recordings import no_collection
-from fusewire.train.kept import keeping
-
-Pool = Any  # torch's handle of the memory that graphs share
+from fusewire.train.recorded_memory import RecordedMemory
 
 # The recording that is being captured, if any. Global, as backward passes run in other threads.
 _RECORDED: list[Recording] = []
@@ -30,25 +27,32 @@ def between_graphs(call: Callable[[], object]) -> None:
 
 class Recording:
     """`compute`: work on torch's current stream that reads and writes the same addresses each time
-    and synchronises only the first time. `pool`: None on a CPU, where nothing is captured. `before`
-    is called right before the capture. The result is one graph, or several where the work makes
-    calls `between_graphs`."""
+    and synchronises only the first time. `memory`: what all recordings of the stream share.
+    `before` is called right before the capture. The result is one graph, or several where the work
+    makes calls `between_graphs`."""
 
     def __init__(
         self,
         compute: Callable[[], torch.Tensor],
-        pool: Pool | None,
+        memory: RecordedMemory,
         before: Callable[[], None],
     ) -> None:
-        self._compute, self._pool, self._before = compute, pool, before
+        self._compute, self._memory, self._before = compute, memory, before
         self.seen = False  # ran once, so what its kernels need exists
-        self._parts: list[Callable[[], object]] = []
-        self._result = torch.empty(0)
-        self._memory: list[Any] = []
+        self.forget()
 
     @property
     def is_next_replayed(self) -> bool:
-        return self._pool is not None and self.seen
+        return self._memory.pool is not None and self.seen
+
+    @property
+    def is_next_recorded(self) -> bool:
+        return self.is_next_replayed and not self._parts
+
+    def forget(self) -> None:
+        """Drops what was recorded; the next call records again."""
+        self._parts: list[Callable[[], object]] = []
+        self._result = torch.empty(0)
 
     def __call__(self) -> torch.Tensor:
         if not self.is_next_replayed:
@@ -56,7 +60,7 @@ class Recording:
             self.seen = True
             return result
         if not self._parts:
-            self._parts = self._record()
+            self._record()
         for part in self._parts:
             part()
         return self._result.clone()
@@ -68,13 +72,20 @@ class Recording:
             self._made.append(call)
             self._begin()
 
-    def _record(self) -> list[Callable[[], object]]:
+    def _record(self) -> None:
+        generation = None
+        while generation != self._memory.blocks.generation:  # otherwise it moved while recording
+            generation = self._memory.blocks.generation
+            self._parts = self._captured()
+
+    def _captured(self) -> list[Callable[[], object]]:
         self._before()
-        self._made: list[Callable[[], object]] = []
+        made: list[Callable[[], object]] = []
+        self._made = made
         self._stream = torch.cuda.current_stream()
         _RECORDED.append(self)
         try:
-            with keeping() as self._memory, no_collection():
+            with no_collection():
                 self._begin()
                 try:
                     self._result = self._compute()
@@ -85,11 +96,12 @@ class Recording:
                 self._end()
         finally:
             _RECORDED.remove(self)
-        return self._made
+            del self._made, self._graph  # so that they live no longer than `made`
+        return made
 
     def _begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(self._pool, capture_error_mode="relaxed")
+        self._graph.capture_begin(self._memory.pool, capture_error_mode="relaxed")
 
     def _end(self) -> None:
         with warnings.catch_warnings():  # a graph between two calls may be empty

@@ -12,9 +12,9 @@ from fusewire.errors import ConfigurationError
 from fusewire.models.blueprint import Layer, Norm
 from fusewire.train.arguments import refuse_create_graph
 from fusewire.train.flat import FlatParameters
-from fusewire.train.kept import keep_memory
 from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts, Parts
+from fusewire.train.tape_memory import tape_blocks
 from fusewire.train.torch_tensors import capturing, computed_in, stream_of, view
 
 _LARGEST_SEED = 2**63 - 1
@@ -185,9 +185,9 @@ class _Run(Function):
             dropout_seed=seed,
             added_seed=None if added is None else view(added),
             version=ctx.version,
+            blocks=tape_blocks(),
             stream=stream_of(x.device),
         )
-        keep_memory(ctx.activations)
         ctx.save_for_backward(x, source, *biases)  # torch detects writes to saved tensors
         return out
 

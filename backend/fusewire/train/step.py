@@ -18,13 +18,16 @@ from fusewire.train.bucket_inputs import Batch, BucketInputs, Sides, key_of, sid
 from fusewire.train.flat import FlatParameters
 from fusewire.train.gradients import collected, held, leaves_of
 from fusewire.train.packed import prepared
+from fusewire.train.recorded_memory import RecordedMemory
 from fusewire.train.recording import Recording, between_graphs
 from fusewire.train.sending import Sending
 from fusewire.train.step_checks import check_dtype, check_loss, check_optimizer
+from fusewire.train.tape_memory import saving_in
 from fusewire.train.targets import labels_of
 from fusewire.train.torch_tensors import capturing
 
-# Recordings that are kept, by least recent use: each needs memory of its own for its launches.
+# Recorded buckets that are kept, by least recent use: each needs memory of its own for its launches
+# and inputs.
 _MOST_RECORDED = 128
 
 
@@ -146,10 +149,23 @@ class Step:
         if self._stream is not None:
             self._stream.synchronize()
         self._recorded.clear()
-        # A pool that no graph uses any more cannot be used again, so there is a new one.
-        self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
+        self._memory = RecordedMemory(self._device)
         self._update = self._recording(self._apply)
         self._sending = None
+
+    def _make_room(self, bucket: _Bucket) -> None:
+        """Forgets all recordings where the bucket is larger than they are, or where their memory
+        moved: a recording finds room in the memory of a larger one that was made before it, so the
+        others are recorded again after the bucket."""
+        memory, step, sizes = self._memory, bucket.step, bucket.inputs.sizes
+        grows = step.is_next_recorded and not memory.has_room_for(sizes)
+        if self._stream is None or not (grows or memory.moved):
+            return
+        self._stream.synchronize()
+        for recording in (self._update, *(each.step for each in self._recorded.values())):
+            recording.forget()
+        memory.renew(sizes if step.is_next_recorded else {})
+        torch.cuda.empty_cache()  # gives back what torch held for them
 
     def _of_several(
         self, batches: Sequence[Batch], sides: Sequence[Sides], counts: Sequence[int]
@@ -206,12 +222,13 @@ class Step:
             if len(self._recorded) > _MOST_RECORDED:
                 self._recorded.popitem(last=False)
         self._recorded.move_to_end(key)
+        self._make_room(bucket)
         bucket.inputs.write(batch, sides)
         return bucket
 
     def _recording(self, compute: Callable[[], torch.Tensor]) -> Recording:
         # So that the kernels' copies of weights are made in the graph.
-        return Recording(compute, self._pool, self._weights_were_written)
+        return Recording(compute, self._memory, self._weights_were_written)
 
     def _run(self, recording: Recording, *, updates: bool = False) -> torch.Tensor:
         replayed = recording.is_next_replayed
@@ -272,7 +289,7 @@ class Step:
         return torch.empty(0, device=self._device)
 
     def _forward(self, inputs: BucketInputs) -> torch.Tensor:
-        with prepared(inputs.packed), self._autocast():
+        with prepared(inputs.packed), self._autocast(), saving_in(self._memory.blocks):
             loss = self._loss(self._model, inputs.batch)
         check_loss(loss)
         return loss
