@@ -28,11 +28,11 @@ struct Dropout {
   }
 
   // At most 65535, whatever the rounding: 65536 would drop every element.
-  uint32_t threshold() const {
+  constexpr uint32_t threshold() const {
     const uint32_t nearest = static_cast<uint32_t>(probability * 65536.0f + 0.5f);
     return nearest < 65535 ? nearest : 65535;
   }
-  float factor() const { return 1.0f / (1.0f - probability); }
+  constexpr float factor() const { return 1.0f / (1.0f - probability); }
 };
 
 inline constexpr int kDropoutGroup = 8;  // adjacent columns that share a counter

@@ -29,7 +29,8 @@ struct WeightGradientArguments {
 };
 
 // Backward pass of y = norm(x) * weight [+ bias], by rows: dx is the gradient with respect to x,
-// plus dresidual unless that is null. dx may be dy or dresidual. dbias may be null.
+// plus dresidual unless that is null. dx may be dy or dresidual. dbias may be null. Unless dz is
+// null, dz is the result of dropout_add for dx, for a LayerNorm without dresidual; it may be x.
 struct NormBackwardArguments {
   void* dx;
   float *dweight, *dbias;
@@ -37,6 +38,19 @@ struct NormBackwardArguments {
   int64_t dx_stride, dy_stride, x_stride, dresidual_stride, rows, cols;
   float eps;
   bool accumulate;
+  void* dz;
+  int64_t dz_stride;
+  Dropout dropout;
+};
+
+// sum = x * mask / (1 - probability) + residual; sum may be x or residual.
+// out = norm(sum) * weight [+ bias], by rows; bias may be null.
+struct DropoutNormArguments {
+  void *out, *sum;
+  const void *x, *residual, *weight, *bias;
+  int64_t out_stride, sum_stride, x_stride, residual_stride, rows, cols;
+  float eps;
+  Dropout dropout;
 };
 
 // Rows of logits and their labels (ops.def, cross_entropy); scale may be null.

@@ -1,5 +1,6 @@
-// Dropout with the residual that follows it. The counters of a row are along the lanes, so that one
-// evaluation of Philox decides kLanes groups of columns.
+// Dropout with the residual that follows it, and the norm of their sum. The counters of a row are
+// along the lanes, so that one evaluation of Philox decides kLanes groups of columns.
+#include "core/norm.h"
 #include "core/threads.h"
 #include "core/training_kernels.h"
 #include "cpu/columns.h"
@@ -69,6 +70,16 @@ void dropout_add(void* out, int64_t out_stride, const void* x, int64_t x_stride,
       }
     }
   });
+}
+
+void layer_norm(const NormArguments& a, const Stream& stream);
+
+void dropout_add_layer_norm(const DropoutNormArguments& a, const Stream& stream) {
+  dropout_add(a.sum, a.sum_stride, a.x, a.x_stride, a.residual, a.residual_stride, a.rows, a.cols,
+              a.dropout, stream);
+  layer_norm({a.out, a.sum, nullptr, a.weight, a.bias, a.out_stride, a.sum_stride, 0, a.rows,
+              a.cols, a.eps},
+             stream);
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

@@ -18,5 +18,13 @@ namespace fusewire::ops {
 // As dropout_add, with a seed that may be in memory.
 void drop_and_add(const Tensor& out, const Tensor& x, const Tensor* residual,
                   const Dropout& dropout, const Stream& stream);
+// dropout_add_layer_norm and layer_norm_dropout_backward with a seed that may be in memory.
+void drop_add_and_norm(const Tensor& out, const Tensor& sum, const Tensor& x,
+                       const Tensor& residual, const Tensor& weight, const Tensor* bias, float eps,
+                       const Dropout& dropout, const Stream& stream);
+void norm_and_drop_backward(const Tensor& dx, const Tensor& dz, const Tensor& dweight,
+                            const Tensor* dbias, const Tensor& dy, const Tensor& x,
+                            const Tensor& weight, float eps, const Dropout& dropout,
+                            bool accumulate, const Stream& stream);
 
 }  // namespace fusewire::ops

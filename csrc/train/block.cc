@@ -68,10 +68,20 @@ Value Block::forward(const Tensor& x, const Tensor& residual, BlockActivations& 
     return sum;
   }
   a.sum = pass.matrix(x.shape[1]);
-  add(*a.sum, residual, a, pass);
+  const Dropout dropout = pass.dropout_after(dropout_);
+  const bool drops = dropout.probability > 0 && residual_norm_->drops();
+  if (drops) {
+    sublayer_->output().forward(*a.sum, *a.sublayer.inner, Activation::kNone, pass);
+  } else {
+    add(*a.sum, residual, a, pass);
+  }
   sublayer_->drop(a.sublayer, pass);
   Value y = result();
-  residual_norm_->forward(y, *a.sum, pass);
+  if (drops) {
+    residual_norm_->drop_and_forward(y, *a.sum, residual, dropout, pass);
+  } else {
+    residual_norm_->forward(y, *a.sum, pass);
+  }
   return y;
 }
 
@@ -87,17 +97,23 @@ void Block::recompute(const Tensor& x, BlockActivations& a, const Pass& pass) co
 
 void Block::backward(const Tensor& d, const Tensor& dout, const Tensor& x, BlockActivations a,
                      const Pass& pass) const {
-  if (residual_norm_) {
-    residual_norm_->backward(d, d, *a.sum, nullptr, pass);
-    a.sum.reset();
-  }
+  const Dropout dropout = pass.dropout_after(dropout_);
+  const bool drops = dropout.probability > 0;
+  const bool with_norm = drops && residual_norm_ && residual_norm_->drops();
   Value dz(dout);
+  if (with_norm) {
+    residual_norm_->backward_and_drop(d, *a.sum, dropout, pass);
+    dz = Value(std::move(*a.sum));
+  } else if (residual_norm_) {
+    residual_norm_->backward(d, d, *a.sum, nullptr, pass);
+  }
+  a.sum.reset();
   if (output_norm_) {
     dz = Value(pass.matrix(d.shape[1]));
     output_norm_->backward(dz, dout, *a.result, nullptr, pass);
     a.result.reset();
   }
-  if (const Dropout dropout = pass.dropout_after(dropout_); dropout.probability > 0) {
+  if (drops && !with_norm) {
     dz = Value(pass.matrix(d.shape[1]));
     ops::drop_and_add(dz, dout, nullptr, dropout, pass.stream);
   }

@@ -82,6 +82,21 @@ void Norm::backward(const Tensor& dx, const Tensor& dy, const Tensor& x, const T
                            g.accumulate, pass.stream);
 }
 
+void Norm::drop_and_forward(const Tensor& y, const Tensor& sum, const Tensor& x,
+                            const Dropout& dropout, const Pass& pass) const {
+  const Tensor added = bias ? bias->of(pass.parameters) : Tensor();
+  ops::drop_add_and_norm(y, sum, sum, x, weights(pass), bias ? &added : nullptr, eps, dropout,
+                         pass.stream);
+}
+
+void Norm::backward_and_drop(const Tensor& d, const Tensor& sum, const Dropout& dropout,
+                             const Pass& pass) const {
+  const Gradients& g = pass.gradients;
+  const Tensor dbias = bias ? bias->of(g.flat) : Tensor();
+  ops::norm_and_drop_backward(d, sum, weight.of(g.flat), bias ? &dbias : nullptr, d, sum,
+                              weights(pass), eps, dropout, g.accumulate, pass.stream);
+}
+
 void Norm::forward_heads(const Tensor& x, const Pass& pass) const {
   ops::rms_norm_heads(x, weights(pass), eps, pass.stream);
 }

@@ -36,6 +36,15 @@ struct Norm {
   // be null. The mean and deviation are computed again.
   void backward(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor* residual,
                 const Pass& pass) const;
+  // Returns whether drop_and_forward and backward_and_drop support norms of this kind.
+  bool drops() const { return kind != layers::Norm::Kind::kRmsNorm; }
+  // Computes sum = dropout(sum) + x, in place, and y = norm(sum).
+  void drop_and_forward(const Tensor& y, const Tensor& sum, const Tensor& x, const Dropout& dropout,
+                        const Pass& pass) const;
+  // The backward pass of drop_and_forward: d, the gradient of y, is replaced by that of x, and `sum`
+  // by the gradient of its value before drop_and_forward.
+  void backward_and_drop(const Tensor& d, const Tensor& sum, const Dropout& dropout,
+                         const Pass& pass) const;
   // Normalises each head in place, for an RMSNorm.
   void forward_heads(const Tensor& x, const Pass& pass) const;
   void backward_heads(const Tensor& dx, const Tensor& x, const Pass& pass) const;

@@ -76,7 +76,24 @@ def rms_norm(out: k.Tensor, dy: k.Tensor, dresidual: k.Tensor, place: Placement)
     k.rms_norm_backward(out, dweight, dy, x, weight, dresidual, 1e-5, False, place.stream)
 
 
+def dropped_norm(out: k.Tensor, x: k.Tensor, residual: k.Tensor, place: Placement) -> None:
+    normed, (weight, *_) = place.empty(*out.shape), norm_parameters(out.shape[1], place)
+    k.dropout_add_layer_norm(
+        normed, out, x, residual, weight, None, 1e-5, 0.3, 1, 2, stream=place.stream
+    )
+
+
+def norm_that_drops(out: k.Tensor, x: k.Tensor, dy: k.Tensor, place: Placement) -> None:
+    dx, (weight, dweight, dbias) = place.empty(*out.shape), norm_parameters(out.shape[1], place)
+    parameters = dweight, dbias, dy, x, weight
+    k.layer_norm_dropout_backward(
+        dx, out, *parameters, 1e-5, 0.3, 1, 2, accumulate=False, stream=place.stream
+    )
+
+
 IN_PLACE: dict[str, Call] = {
+    "dropout_add_layer_norm": dropped_norm,
+    "layer_norm_dropout_backward": norm_that_drops,
     "layer_norm_backward": layer_norm,
     "rms_norm_backward": rms_norm,
     "activate_backward": lambda out, x, y, place: k.activate_backward(
@@ -100,6 +117,34 @@ def test_a_gradient_may_take_the_place_of_an_input(name: str, layout: str, place
             given = [o.rows(x.copy()), o.rows(y.copy())]
             call(given[which], *given, place)
             np.testing.assert_array_equal(o.read(given[which]), o.read(apart))
+
+
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(5, 7), (9, 384), (130, 769), (70, 1024), (3, 9000)])
+def test_a_norm_that_drops_has_the_bits_of_two_ops(
+    shape: tuple[int, int], layout: str, place: Placement
+):
+    o, rng, stream = Operands(place, layout), np.random.default_rng(3), place.stream
+    x, y = o.rows(normal(rng, *shape)), o.rows(normal(rng, *shape))
+    weight, bias = (place.floats(normal(rng, shape[1])) for _ in range(2))
+    dropout = (0.3, 2**33 + 1, 5)
+    sums, outs, inputs, inner = ([o.room(*shape) for _ in range(2)] for _ in range(4))
+    parameters = [
+        [place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(2)] for _ in range(2)
+    ]
+    k.dropout_add_layer_norm(outs[0], sums[0], x, y, weight, bias, 1e-5, *dropout, stream)
+    k.dropout_add(sums[1], x, y, *dropout, stream)
+    k.layer_norm(outs[1], sums[1], weight, bias, 1e-5, stream)
+    k.layer_norm_dropout_backward(
+        inputs[0], inner[0], *parameters[0], y, sums[0], weight, 1e-5, *dropout, False, stream
+    )
+    k.layer_norm_backward(inputs[1], *parameters[1], y, sums[1], weight, None, 1e-5, False, stream)
+    k.dropout_add(inner[1], inputs[1], None, *dropout, stream)
+    for together, apart in (sums, outs, inputs, inner):
+        np.testing.assert_array_equal(o.read(together), o.read(apart))
+    for together, apart in zip(*parameters, strict=True):
+        np.testing.assert_array_equal(place.numpy(together), place.numpy(apart))
 
 
 @pytest.mark.parametrize("place", EVERYWHERE, indirect=True)

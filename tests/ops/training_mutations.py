@@ -9,6 +9,7 @@ import numpy as np
 from tests.ops.attention import CAUSAL, Attention, window
 from tests.ops.criterion import Criterion
 from tests.ops.dropout import Dropped
+from tests.ops.dropped_norms import DroppedNorm
 from tests.ops.mutations import (
     Wrong,
     dropped,
@@ -32,6 +33,7 @@ HEADS = (40, 8, 80, True)
 ACTIVATION = (17, 384, "gelu_erf")
 GATE = (17, 384, "silu")
 DROPOUT = Dropped(17, 384, 0.1)
+DROPPED_NORM = DroppedNorm(17, 384)
 TABLE = (40, 11, 33, 2.5, True, "int64")
 CRITERION = Criterion(17, 33, smoothing=0.1, scaled=True)
 POOL = ((3, 1, 7), 33, "last")
@@ -100,6 +102,27 @@ WRONG: dict[str, Wrong] = {
             Dropped(17, 384, 0.1, residual=False),
             lambda ours: lambda o, a, s: np.roll(ours(o, {**a, "x": other_row(a["x"])}, s), -1, 0),
         ),
+    },
+    "dropout_add_layer_norm": {
+        **rows(DROPPED_NORM),
+        "no residual": (DROPPED_NORM, inputs(residual=dropped)),
+        "no weight": (DROPPED_NORM, inputs(weight=np.ones_like)),
+        "no bias": (DROPPED_NORM, settings(DROPPED_NORM._replace(biased=False))),
+        "the next offset": (DROPPED_NORM, settings(DROPPED_NORM._replace(offset=4))),
+        "another seed": (DROPPED_NORM, settings(DROPPED_NORM._replace(seed=5))),
+        "nothing dropped": (DROPPED_NORM, settings(DROPPED_NORM._replace(probability=0.0))),
+    },
+    "layer_norm_dropout_backward": {
+        **rows(DROPPED_NORM),
+        "no weight": (DROPPED_NORM, inputs(weight=np.ones_like)),
+        "the input of the next row": (DROPPED_NORM, inputs(x=other_row)),
+        "one row too few": (DROPPED_NORM, inputs(dy=without_first_row)),
+        "what was there is added to": (
+            DROPPED_NORM,
+            settings(DROPPED_NORM._replace(accumulate=True)),
+        ),
+        "the next offset": (DROPPED_NORM, settings(DROPPED_NORM._replace(offset=4))),
+        "nothing dropped": (DROPPED_NORM, settings(DROPPED_NORM._replace(probability=0.0))),
     },
     "embed_backward": {
         **rows(TABLE),

@@ -124,18 +124,22 @@ bool with_first_layout(int64_t cols, Body&& body) {
   return (fits(Layouts{}) || ...);
 }
 
-// The layouts of whole rows, as vectors or one by one.
+// The layouts of whole rows as vectors.
 template <class T, class Body>
-bool with_row_layout(int64_t cols, bool vectors, Body&& body) {
+bool with_vector_layout(int64_t cols, Body&& body) {
   constexpr int n = Vector<T>::kSize, e = 8 / n;  // e: vectors that hold 8 elements
-  if (!vectors) {
-    return with_first_layout<RowLayout<1, 8, 32>, RowLayout<1, 32, 32>, RowLayout<1, 32, 128>>(
-        cols, body);
-  }
   return with_first_layout<RowLayout<n, e, 32>, RowLayout<n, 2 * e, 32>, RowLayout<n, 3 * e, 32>,
                            RowLayout<n, 4 * e, 32>, RowLayout<n, 2 * e, 128>,
                            RowLayout<n, 3 * e, 128>, RowLayout<n, 4 * e, 128>,
                            RowLayout<n, 4 * e, 512>>(cols, body);
+}
+
+// The layouts of whole rows, as vectors or one by one.
+template <class T, class Body>
+bool with_row_layout(int64_t cols, bool vectors, Body&& body) {
+  if (vectors) return with_vector_layout<T>(cols, body);
+  return with_first_layout<RowLayout<1, 8, 32>, RowLayout<1, 32, 32>, RowLayout<1, 32, 128>>(cols,
+                                                                                             body);
 }
 
 // Wide rows -------------------------------------------------------------------------------------

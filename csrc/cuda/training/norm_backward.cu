@@ -7,6 +7,7 @@
 #include "cuda/kernels.h"
 #include "cuda/runtime/kept_memory.h"
 #include "cuda/training/column_totals.h"
+#include "cuda/training/dropout.h"
 #include "cuda/training/norm_backward.h"
 
 namespace fusewire::cuda {
@@ -78,7 +79,7 @@ __device__ __forceinline__ RowStatistics row_statistics(RowPacks<L, T>& x, RowPa
 }
 
 // A block leaves its sums in row blockIdx.x of parts[gridDim.x, cols or 2 * cols].
-template <class T, class L, bool kCentered, bool kResidual>
+template <class T, class L, bool kCentered, bool kResidual, bool kDrops>
 __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
     norm_gradients(NormBackwardArguments a, int heads, float* parts) {
   using G = NormGroups<L>;
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
   const int64_t step = static_cast<int64_t>(gridDim.x) * G::kCount;
   const T* weight = static_cast<const T*>(a.weight);
   float dweight[L::kElements] = {}, dbias[kCentered ? L::kElements : 1] = {};
+  const RowDropout dropout(kDrops ? a.dropout : Dropout{});
   RowPacks<L, T> x, dy;
   float lead = 0.0f;  // the first number of the row
   const auto fetch = [&](int64_t row) {
@@ -126,6 +128,7 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
     forget_widened<L, T>(own_x);
     forget_widened<L, T>(own_dy);
     T* dx = static_cast<T*>(a.dx) + row_offset(row, a.dx_stride, heads, width);
+    T* dz = static_cast<T*>(a.dz) + row * a.dz_stride;
 #pragma unroll
     for (int i = 0; i < L::kCount; ++i) {
       const P w = weight_of<L>(weight, i, width);
@@ -142,6 +145,15 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
         out.at[j] = from_float<T>(y);
       }
       if (L::column(i) < cols) *reinterpret_cast<P*>(dx + L::column(i)) = out;
+      if constexpr (kDrops) {
+        float v[L::kWidth];
+#pragma unroll
+        for (int j = 0; j < L::kWidth; ++j) v[j] = to_float(out.at[j]);
+        dropout.apply(v, row, L::column(i));
+#pragma unroll
+        for (int j = 0; j < L::kWidth; ++j) out.at[j] = from_float<T>(v[j]);
+        if (L::column(i) < cols) *reinterpret_cast<P*>(dz + L::column(i)) = out;
+      }
     }
   }
   float* shared = reinterpret_cast<float*>(shared_memory);
@@ -163,24 +175,38 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
   if constexpr (kCentered) combine(dbias, parts + width);
 }
 
+// It computes dz too where it reads rows as vectors, whose elements share a counter.
+template <class T, class L, bool kCentered>
+auto gradients_kernel(const NormBackwardArguments& a) {
+  if constexpr (kCentered && L::kWidth > 1) {
+    if (a.dz) return norm_gradients<T, L, true, false, true>;
+  }
+  return a.dresidual ? norm_gradients<T, L, kCentered, true, false>
+                     : norm_gradients<T, L, kCentered, false, false>;
+}
+
 template <class T, bool kCentered>
 void backward(const NormBackwardArguments& a, int heads, const Stream& stream) {
   const bool vectors = a.cols % Vector<T>::kSize == 0 && vectors_fit<T>(a.x, a.x_stride) &&
                        vectors_fit<T>(a.dy, a.dy_stride) && vectors_fit<T>(a.dx, a.dx_stride) &&
                        vectors_fit<T>(a.weight, 0) &&
-                       vectors_fit<T>(a.dresidual, a.dresidual_stride);
+                       vectors_fit<T>(a.dresidual, a.dresidual_stride) &&
+                       vectors_fit<T>(a.dz, a.dz_stride);
   const bool held = with_norm_layout<T>(a.cols, vectors, [&](auto layout) {
     using L = decltype(layout);
     using G = NormGroups<L>;
     const int64_t blocks = std::clamp<int64_t>(a.rows, 1, multiprocessors());
     const int64_t width = kCentered ? 2 * a.cols : a.cols;
     auto* parts = static_cast<float*>(kept_memory(stream, blocks * width * sizeof(float)));
-    launch(a.dresidual ? norm_gradients<T, L, kCentered, true>
-                       : norm_gradients<T, L, kCentered, false>,
-           static_cast<unsigned>(blocks), G::kBlock, G::kSharedBytes, stream, a, heads, parts);
+    launch(gradients_kernel<T, L, kCentered>(a), static_cast<unsigned>(blocks), G::kBlock,
+           G::kSharedBytes, stream, a, heads, parts);
     add_parts({parts, blocks, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
   });
   if (!held) wide_norm_backward<T>(a, heads, kCentered, stream);
+  if (a.dz && a.rows > 0 && !(held && vectors)) {
+    dropout_add<T>(a.dz, a.dz_stride, a.dx, a.dx_stride, nullptr, 0, a.rows, a.cols, a.dropout,
+                   stream);
+  }
 }
 
 }  // namespace
