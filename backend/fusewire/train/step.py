@@ -93,6 +93,8 @@ class Step:
                 f"model: got {type(model).__name__}, wanted one that fusewire.train.replace changed"
             )
         check_optimizer(model, optimizer)
+        for flat in self._flats:
+            flat.relink()  # the model may have moved to another device since it was replaced
         laid_out = {id(flat.parameter(name)) for flat in self._flats for name in flat.names}
         given = [p for group in optimizer.param_groups for p in group["params"]]
         self._others = [p for p in given if id(p) not in laid_out]
