@@ -89,14 +89,13 @@ SECTIONS = (
         "Generation on GPUs",
         "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
         "each the only process on the GPU, the fastest of two runs. fusewire did not yet prepare "
-        "the next step on the host while the GPU computes. Since it does, on another machine with "
-        "an NVIDIA H200 (2026-11-28, torch 2.11.0, `python -m benchmarks.gpu.beside_vllm_own`), "
-        "fusewire's ms a step are, in the table's order, 0.272, 0.496 and 0.531, and 4.15, 4.63, "
-        "7.03, 5.21 and 10.30 of Llama-3-8B, whose tokens/s are 232, 2,054, 3,239, 9,492 and "
-        "15,426, and ms until every prompt had 8 tokens 441, 1,687 and 888 with 16 x 1024, "
-        "64 x 1024 and 256 x 128. The other tables compare single steps, prompts, whole answers "
-        "and long contexts with a hand-written torch decoder, compiled and replayed as a CUDA "
-        "graph, and with transformers.",
+        "the next step on the host while the GPU computes. Measured again on another machine with "
+        "an NVIDIA H200 (2026-11-29, torch 2.11.0, `python -m benchmarks.gpu.beside_vllm_own`), a "
+        "step takes fusewire, in the table's order, 0.264, 0.449 and 0.891 ms (GPT-2) and 4.22, "
+        "4.78, 7.09, 5.22 and 10.09 ms (Llama-3-8B); the whole runs of Llama-3-8B have 229, 2,006, "
+        "3,228, 9,463 and 15,553 tokens/s. The other tables compare single steps, prompts, whole "
+        "answers and long contexts with a hand-written torch decoder, compiled and replayed as a "
+        "CUDA graph, and with transformers.",
         (("gpu", "generation_vllm"), ("gpu", "generation")),
         ("generation_vllm", "generation_step"),
     ),

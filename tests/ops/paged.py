@@ -70,12 +70,17 @@ PAGED = [
     Paged((1, 5, 60, 3), (200, 5, 300, 700), heads=4, kv_heads=2, page_size=8),
     Paged((33, 8, 1, 2), (800, 520, 1, 1027), heads=2, kv_heads=1, dim=20, left=89, biased=True),
 ]
+# More than a GPU attends to at once: all are whole, and one is divided.
+MANY = decoding(*range(130, 260), heads=16, kv_heads=8, dim=128)
+ONE_LONG = decoding(*range(30, 130), 6000, *range(1, 30), heads=16, kv_heads=8, dim=128)
 GPU_PAGED = (
     decoding(*(int(n) for n in np.random.default_rng(5).integers(1, 2100, 64)), heads=12),
     decoding(*range(1, 128), *range(127, 0, -1), heads=8, kv_heads=8, right=k.UNLIMITED),
     *(decoding(1024, 1, 333, heads=32, kv_heads=8, dim=dim) for dim in (64, 80, 96, 128, 256)),
     decoding(32768, 5000, heads=8, kv_heads=1, dim=128, page_size=64),
     decoding(8192, heads=16, kv_heads=8, dim=128, left=4095, soft_cap=50.0),
+    MANY,
+    ONE_LONG,
     prompts(1024, 1, 513, heads=8, kv_heads=2, dim=128),
     prompts(700, 64, heads=12, kv_heads=12, dim=64),
     prompts(300, 257, heads=4, kv_heads=1, dim=256, left=99, soft_cap=50.0),

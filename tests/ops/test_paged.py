@@ -13,7 +13,17 @@ from tests import tolerance
 from tests.ops.attention import BIAS_SPAN, spec_of
 from tests.ops.cached_attention import ADDED, GPU_ADDED, Added, Step, make_added
 from tests.ops.case import Arrays, Operands, normal
-from tests.ops.paged import Cache, Paged, attend, attended, decoding, make_paged, prompts
+from tests.ops.paged import (
+    MANY,
+    ONE_LONG,
+    Cache,
+    Paged,
+    attend,
+    attended,
+    decoding,
+    make_paged,
+    prompts,
+)
 from tests.places import CPU_TARGETS, GPU, GPU_HALVES, TORCH_DTYPES, on_gpu, rounded
 
 FP32 = ("positions", "bias", "cos", "sin")  # fp32 in every precision
@@ -309,6 +319,8 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
         decoding(900, 1, 40, heads=4, kv_heads=2),
         decoding(900, 1, 40, right=k.UNLIMITED),  # the cross attention of a decoder
         decoding(90, 1, 40, right=k.UNLIMITED),
+        MANY,
+        ONE_LONG,
         MIXED,
     ],
     ids=str,

@@ -38,6 +38,8 @@ struct PagedItem {
 //
 // Rounding equal shares up to parts of tiles gives a few more items than blocks that run at once,
 // and these would have to wait. Parts therefore grow until there are few enough items, or nearly.
+// Where whole tiles are enough for all blocks, only tiles with more than twice the share are
+// divided, which would finish long after all others.
 //
 // There are never more than tiles * kv_heads + capacity items. At most 2 * capacity of them belong
 // to tiles with more than one part, which need slots: a part is at least total / capacity keys, and
@@ -70,26 +72,55 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
   };
 
   long long total = 0;
+  int longest = 0, tiles = 0, behind = 0;  // behind: the end of the last sequence with a tile
+#pragma unroll 2
   for (int begin = 0; begin < sequences; begin += 32 * kEach) {
-    const Load load = read(begin + lane * kEach);
+    const int first = begin + lane * kEach;
+    const Load load = read(first);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       total += static_cast<long long>(load.tiles[i]) * load.span[i];
+      longest = max(longest, load.span[i]);
+      tiles += load.tiles[i];
+      if (load.tiles[i] > 0) behind = first + i + 1;
     }
   }
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     total += __shfl_xor_sync(kWarp, total, distance);
   }
+  const auto item_of = [&](int sequence) {
+    PagedItem item = {};
+    item.sequence = sequence;
+    item.token = shape.offsets[sequence];
+    item.tokens = shape.offsets[sequence + 1] - item.token;
+    item.context = shape.contexts[sequence];
+    return item;
+  };
+  longest = __reduce_max_sync(kWarp, longest);
+  tiles = __reduce_add_sync(kWarp, tiles);
+  behind = __reduce_max_sync(kWarp, behind);
+
+  // Keys of a part.
+  const bool fills = tiles * shape.kv_heads >= plan.capacity;
   const long long share = (total * shape.kv_heads + plan.capacity - 1) / plan.capacity;
   constexpr int kMostKeys = INT32_MAX / 2;
-  int part_keys = static_cast<int>(
-      min(max(share, static_cast<long long>(kLeastPart)), static_cast<long long>(kMostKeys)));
+  int part_keys =
+      static_cast<int>(min(max(fills ? 2 * share : share, static_cast<long long>(kLeastPart)),
+                           static_cast<long long>(kMostKeys)));
+  // No tile is divided, and the first sequences have one each, as when many are decoded.
+  if (longest <= part_keys && plan.most <= kRows && tiles == behind) {
+    if (number >= tiles * shape.kv_heads) return {};
+    PagedItem item = item_of(number / shape.kv_heads);
+    item.head = number % shape.kv_heads;
+    item.parts = 1;
+    return item;
+  }
   const auto parts_of = [&](int span) {
     return min((span + part_keys - 1) / part_keys, kMostParts<kRows>);
   };
 #pragma unroll 1
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kRounds && !fills; ++round) {
     int items = 0;
     for (int begin = 0; begin < sequences; begin += 32 * kEach) {
       const Load load = read(begin + lane * kEach);
@@ -131,12 +162,12 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
     }
     int rest = number - (through - mine), slot = slots_before + slots_through - mine_slots;
     const bool here = rest >= 0 && rest < mine;
-    int sequence = 0, tiles = 0, in_parts = 1, first_slot = 0, left = 0;
+    int sequence = 0, in_tiles = 0, in_parts = 1, first_slot = 0, left = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (rest >= 0 && rest < items[i]) {
         sequence = begin + lane * kEach + i;
-        tiles = load.tiles[i];
+        in_tiles = load.tiles[i];
         in_parts = parts[i];
         first_slot = slot;
         left = rest;
@@ -146,22 +177,18 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
     }
     const int owner = __ffs(__ballot_sync(kWarp, here)) - 1;
     sequence = __shfl_sync(kWarp, sequence, owner);
-    tiles = __shfl_sync(kWarp, tiles, owner);
+    in_tiles = __shfl_sync(kWarp, in_tiles, owner);
     in_parts = __shfl_sync(kWarp, in_parts, owner);
     first_slot = __shfl_sync(kWarp, first_slot, owner);
     left = __shfl_sync(kWarp, left, owner);
 
-    PagedItem item;
-    item.sequence = sequence;
-    item.token = shape.offsets[sequence];
-    item.tokens = shape.offsets[sequence + 1] - item.token;
-    item.context = shape.contexts[sequence];
+    PagedItem item = item_of(sequence);
     item.part = left % in_parts;
     item.parts = in_parts;
     item.slot = first_slot + left - item.part;
     item.head = left / in_parts % shape.kv_heads;
     // The last tile of a sequence, which sees the most keys, starts first.
-    item.first_row = (tiles - 1 - left / in_parts / shape.kv_heads) * kRows;
+    item.first_row = (in_tiles - 1 - left / in_parts / shape.kv_heads) * kRows;
     return item;
   }
   return {};
