@@ -79,7 +79,10 @@ class Reference:
 
 def loaded(folder: Path, model_type: str, **generation: Any) -> Reference:
     if model_type in SEQ2SEQ:
-        return Reference(seq2seq_folder(folder, model_type, **generation), encoder_decoder=True)
+        model = seq2seq_folder(folder, model_type, **generation)
+        # Older versions of transformers divide logits by it, though a decoder may have its own.
+        model.config.vocab_size = model.get_output_embeddings().weight.shape[0]
+        return Reference(model, encoder_decoder=True)
     model = tiny_decoder(folder, model_type, vocab_size=257, eos_token_id=ENDS)
     byte_tokenizer(folder)
     return Reference(model, encoder_decoder=False)
