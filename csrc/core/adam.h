@@ -34,7 +34,7 @@ constexpr double kClipEps = 1e-6;  // torch's clip_grad_norm_ divides by the nor
 // logarithms of their betas (1 - beta^step is computed as -expm1(step * log(beta)), in float as
 // exact as the beta was), and factors[runs][3] receives their factors, as above. steps[members]
 // counts the steps of each parameter, norm[1] receives the norm of the gradients divided by `scale`
-// (null: 1), and skipped[1] counts the steps whose gradients were not finite.
+// (null: 1). A step whose gradients are not finite, or all 0, is skipped, and skipped[1] counts it.
 struct AdamFactorsArguments {
   float *factors, *norm, *skipped, *steps;
   const float *sums, *log_betas, *scale;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "core/dtype.h"
@@ -54,8 +55,9 @@ inline Format format_named(std::string_view name) {
   for (size_t i = 0; i < std::size(kFormats); ++i) {
     if (name == kFormats[i].name) return static_cast<Format>(i);
   }
-  fail("format: got '", name,
-       "', wanted float32, float16, bfloat16, int8, float8_e4m3 or float8_e4m3_blocks");
+  std::string known;
+  for (const FormatRow& row : kFormats) known += std::string(known.empty() ? "" : ", ") + row.name;
+  fail("format: got '", name, "', wanted one of ", known);
 }
 
 // Rows and inputs of a block of kFloat8Blocks, which has one scale. The activations that it is

@@ -13,7 +13,8 @@ void adam_factors(const AdamFactorsArguments& a, const Stream&) {
     squares += a.sums[2 * part];
     broken += a.sums[2 * part + 1];
   }
-  const bool good = squares <= std::numeric_limits<double>::max() && broken == 0;
+  const bool finite = squares <= std::numeric_limits<double>::max() && broken == 0;
+  const bool good = finite && squares > 0;
   const double unscale = a.scale ? 1.0 / *a.scale : 1.0, norm = std::sqrt(squares) * unscale;
   const double clip = std::fmin(a.max_norm / (norm + kClipEps), 1.0);
   *a.norm = static_cast<float>(norm);

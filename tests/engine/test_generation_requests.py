@@ -280,7 +280,7 @@ def test_a_text_with_a_token_that_the_model_has_not_is_refused_alone(tmp_path):
     with tiny_engine(tmp_path) as engine:
         engine.tokenizer.backend.add_special_tokens(["<pad>"])
         other, _ = ask(engine, [1, 2], max_new_tokens=50)
-        with pytest.raises(InvalidInput, match="text_input: got id 257"):
+        with pytest.raises(InvalidInput, match="text_input: got the token '<pad>' with id 257"):
             ask(engine, "a<pad>")
         assert other.finish().tokens()
 

@@ -562,6 +562,13 @@ def test_what_a_folder_asks_and_is_not_supported_is_refused(
         generation_defaults(folder(**config))
 
 
+def test_how_many_texts_are_returned_is_for_requests_to_say(folder: Callable[..., Path]) -> None:
+    assert generation_defaults(folder(num_return_sequences=1)) == {}
+    words = r"num_return_sequences: got 2, wanted 1 or null, .*send it \(or `n`\) with requests$"
+    with pytest.raises(CheckpointError, match=words):
+        generation_defaults(folder(num_return_sequences=2, do_sample=True))
+
+
 def test_the_lengths_of_an_encoder_decoders_targets_are_taken(folder: Callable[..., Path]) -> None:
     """transformers counts the first token, which is not generated."""
     config = {

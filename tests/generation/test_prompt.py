@@ -62,7 +62,11 @@ def test_a_prompt_leaves_room_for_a_token_unless_none_is_wanted(tokenizer: Token
         ([1.5], "", "input_ids: got what is not a token id"),
         ([3, -1], "", f"input_ids: got id -1, wanted ids 0..{END - 1}, the model's vocabulary"),
         ([3, END], "messages", f"messages: got id {END}, wanted ids 0..{END - 1}"),
-        ("<|endoftext|>", "", f"text_input: got id {END}, wanted ids 0..{END - 1}"),
+        (
+            "<|endoftext|>",
+            "",
+            f"text_input: got the token '<|endoftext|>' with id {END}, wanted ids 0..{END - 1}",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tokenizer: Tokenizer, prompt: Any, field: str, words: str) -> None:

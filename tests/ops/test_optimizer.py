@@ -84,6 +84,17 @@ def test_factors_of_gradients_that_are_not_finite_skip_the_step(broken, place: P
     np.testing.assert_array_equal(found[8:], arrays["steps"])
 
 
+@AND_GPU
+def test_factors_of_gradients_that_are_all_zero_skip_the_step(place: Placement):
+    factors = Factors((2, 1), (0, 4), parts=3, max_norm=1.0)
+    arrays = make_factors(np.random.default_rng(1), factors)
+    arrays["sums"][:] = 0
+    found = factors_made(Operands(place, "dense"), arrays, factors)
+    assert np.isnan(found[[0, 3]]).all()
+    assert list(found[6:8]) == [0, 3]  # the norm, and one more skipped step
+    np.testing.assert_array_equal(found[8:], arrays["steps"])
+
+
 @EVERY_TARGET
 def test_bits_do_not_depend_on_threads(place: Placement):
     o, before = Operands(place, "dense"), k.num_threads()

@@ -14,11 +14,13 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import EndpointError
+from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.server import Server
 from fusewire.serving.supervisor.starter import ServerFailed
@@ -230,22 +232,48 @@ def test_a_process_killed_while_it_loads_is_told_as_the_likely_want_of_memory(
     killer.join()
 
 
-def test_a_process_that_dies_before_it_loads_ends_the_start_with_what_it_said(
-    tmp_path: Path,
-) -> None:
-    """Another backend's entry without its program: tritonserver waits for ever."""
-    (tmp_path / "theirs" / "1").mkdir(parents=True)
-    (tmp_path / "theirs" / "config.pbtxt").write_text(
+def entry_without_program(repository: Path) -> None:
+    """Another backend's."""
+    (repository / "theirs" / "1").mkdir(parents=True)
+    (repository / "theirs" / "config.pbtxt").write_text(
         'name: "theirs" backend: "python" '
         'input { name: "X" data_type: TYPE_FP32 dims: 4 } '
         'output { name: "Y" data_type: TYPE_FP32 dims: 4 }'
     )
+
+
+def test_a_process_that_dies_before_it_loads_ends_the_start_with_what_it_said(
+    tmp_path: Path,
+) -> None:
+    """tritonserver waits for ever."""
+    entry_without_program(tmp_path)
     settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, start_timeout_s=600)
     server = Server([tmp_path], settings)
     began = time.monotonic()
     with pytest.raises(ServerFailed, match=r"(?s)^theirs: .*theirs/1/model.py"):
         server.start()
     assert time.monotonic() - began < settings.start_timeout_s / 2
+
+
+def test_a_load_whose_process_dies_before_it_loads_is_reported_with_what_it_said(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    import_folder(tiny("bert", "embed"), tmp_path, name="one")
+    settings = ServerSettings(
+        http_port=0, grpc_port=0, metrics_port=0, watch_interval_s=0.5, exit_timeout_s=1
+    )
+    reports: list[str] = []
+    with ThreadPoolExecutor(1) as caller:
+        with Server([tmp_path], settings, report=reports.append) as server:
+            entry_without_program(tmp_path)
+            call = caller.submit(server.load, "theirs")
+            until(lambda: reports)
+            (report,) = reports
+            assert report.startswith("theirs: its process died before it could tell why")
+            assert "theirs/1/model.py" in report
+            assert call.running()  # it would be for start_timeout_s
+        with pytest.raises(EndpointError):
+            call.result()
 
 
 def test_more_connections_fit_than_the_soft_limit_of_open_files(

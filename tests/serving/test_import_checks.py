@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import fusewire
 import numpy as np
 import pytest
+import tokenizers
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.generation import GenerationEngine
-from fusewire.errors import CheckpointError
+from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.serving.repository import import_folder
 from safetensors.numpy import load_file, save_file
 
@@ -136,6 +139,43 @@ def test_modules_concern_embeddings_alone(tmp_path: Path) -> None:
     tiny_checkpoint(folder, "bert", "embed")
     modules("Transformer", "Pooling", "Dense")(folder)
     import_folder(folder, tmp_path / "repository", name="m", settings={"task": "hidden"})
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_folder_whose_tokenizer_knows_more_than_its_model_is_opened_with_a_warning(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers opens it. Its other texts have answers."""
+    folder = tmp_path / "model"
+    if kind == "encoder":
+        tiny_checkpoint(folder, "bert", "embed")
+    else:
+        tiny_folder(folder)
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert max(tokenizer.get_vocab().values()) < rows
+    import_folder(folder, tmp_path / "repository", name="m")
+    assert not caplog.records
+    filled = rows - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<{i}>" for i in range(filled)])
+    tokenizer.add_special_tokens(["<|image|>", "<|tool|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    warning = (
+        f"its tokenizer has 2 tokens beyond ids 0..{rows - 1}, the model's vocabulary: "
+        f"'<|image|>' (id {rows}), '<|tool|>' (id {rows + 1}); texts with them are refused"
+    )
+    import_folder(folder, tmp_path / "repository", name="m", replace=True)
+    assert [record.message.startswith(f"m: {warning}") for record in caplog.records] == [True]
+    caplog.clear()
+    refused = re.escape(f"the token '<|tool|>' with id {rows + 1}")
+    if kind == "encoder":
+        embedder = fusewire.Embedder(folder)
+        with pytest.raises(InvalidInput, match=refused):
+            embedder.encode(["a <|tool|>"])
+    else:
+        with fusewire.LLM(folder) as llm, pytest.raises(InvalidInput, match=refused):
+            llm.generate("a <|tool|>")
+    assert [warning in record.message for record in caplog.records] == [True]
 
 
 def test_a_folder_without_a_tokenizer_is_imported_with_a_warning(

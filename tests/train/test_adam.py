@@ -230,6 +230,23 @@ def test_a_step_without_finite_gradients_is_skipped_and_counted(bad: float) -> N
     assert not torch.equal(model[0].weight, before[0][0].weight)
 
 
+def test_a_step_whose_gradients_are_all_zero_is_skipped_and_counted() -> None:
+    model = network(False)
+    optimizer = Adam(model.parameters(), weight_decay=0.1)
+    backward(model, 0)
+    optimizer.step()
+    before = copy.deepcopy(model)
+    for p in model.parameters():
+        p.grad.zero_()
+    optimizer.step()
+    assert (optimizer.skipped_steps, optimizer.gradient_norm) == (1, 0.0)
+    assert all(map(torch.equal, model.parameters(), before.parameters()))
+    model[2].weight.grad[3, 3] = 1e-9
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert not torch.equal(model[0].weight, before[0].weight)
+
+
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_a_grad_scaler_scales_and_skips_as_with_torchs(unscaled: bool) -> None:
     ours, theirs = network(False), network(False)

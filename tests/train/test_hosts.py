@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,15 @@ def test_a_compiled_model_learns_as_it_does_uncompiled(kind: str, tmp_path: Path
     for made in (compiled, plain):
         made.train()
     assert losses(compiled) == pytest.approx(losses(plain), rel=TRAINED_VERSUS_EAGER)
+
+
+@pytest.mark.skipif(
+    "reason" not in signature(torch.compiler.disable).parameters, reason="torch before 2.7"
+)
+def test_a_whole_graph_of_a_model_is_refused_with_what_to_do() -> None:
+    compiled = torch.compile(replace(classifier()), fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match=r"reason: it runs kernels .*; leave out fullgraph=True"):
+        compiled(**batch(examples(4)))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any, Self
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.opening import folder_for
+from fusewire.text.unknown_tokens import warn_of_unknown_tokens
 
 
 class GeneratingModel:
@@ -18,6 +19,9 @@ class GeneratingModel:
         given = {name: value for name, value in settings.items() if value is not None}
         self._folder = folder_for(type(self), model, revision)
         self.engine = GenerationEngine(self._folder, GenerationSettings(**given), device)
+        engine = self.engine
+        known = engine.model.vocab_size if engine.speech else engine.limits.prompt_vocab_size
+        warn_of_unknown_tokens(model, engine.tokenizer, known)
 
     def close(self) -> None:
         """Cancels the requests that are running and frees the KV cache."""

@@ -18,6 +18,7 @@ from fusewire.models import EncoderModel
 from fusewire.opening import folder_for
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import Value
+from fusewire.text.unknown_tokens import warn_of_unknown_tokens
 
 # The characters of a request: as many as the engine tokenises at a time while the device computes.
 # With fewer it would tokenise two requests at a time, and the device would wait for the tokenizer.
@@ -88,6 +89,8 @@ class TextModel:
             device=device,
             ranks=self._ranks,
         )
+        if (tokenizer := self._engine.tokenizer) is not None:
+            warn_of_unknown_tokens(model, tokenizer, self._model.vocab_size)
         self._lock = threading.Lock()
         self._loaded()
 

@@ -100,6 +100,10 @@ class EncoderEngine:
         self.last_counts.tokenize_seconds = tokenize_seconds
         return [self.reply(work) for work in works]
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._task.tokenizer
+
     def measure_costs(self) -> None:
         """Measures what micro-batches cost here, in about half a second; for a model of images
         those of images of the size that it was trained with."""

@@ -69,6 +69,13 @@ _OF_SOURCES: Mapping[str, tuple[Any, ...]] = {
     "forced_eos_token_id": (),
 }
 
+# Why other values are refused, and what to do.
+_NOT_SUPPORTED = "it is not supported", "remove it where its effect is not needed"
+_OF_REQUESTS = (  # clients read as many answers as they asked for
+    "each request says how many texts it wants",
+    "remove it, and send it (or `n`) with requests",
+)
+
 # A folder is made for no deployment in particular: what it says must go together, and gives way
 # where a deployment has less room.
 _ANY = GenerationLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
@@ -86,9 +93,10 @@ def generation_defaults(
             continue
         value = config.get(key)
         if value is not None and not has_no_effect(value, harmless):
+            why, remedy = _OF_REQUESTS if key == "num_return_sequences" else _NOT_SUPPORTED
             raise CheckpointError(
-                f"{file}: {key}: got {repr(value)[:80]}, wanted {spelled(harmless)}, as it is not "
-                "supported; remove it where its effect is not needed"
+                f"{file}: {key}: got {repr(value)[:80]}, wanted {spelled(harmless)}, as {why}; "
+                f"{remedy}"
             )
     taken = {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
     if encoder_decoder:

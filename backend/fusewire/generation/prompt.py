@@ -64,7 +64,14 @@ def read_prompt(
     if not 0 <= min(token_ids) <= max(token_ids) < limits.prompt_vocab_size:
         wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
         wanted = f"ids 0..{limits.prompt_vocab_size - 1}, the model's vocabulary"
-        raise InvalidInput(field, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
+        got, remedy = f"id {wrong}", "use this model's tokenizer and tokens"
+        if isinstance(prompt, str):
+            got = f"the token {tokenizer.piece(wrong)!r} with {got}"
+            remedy = (
+                "leave the token out (the model folder has a tokenizer with more tokens than the "
+                "model)"
+            )
+        raise InvalidInput(field, got, wanted, remedy)
     return Prompt(token_ids, max_new_tokens(parameters, len(token_ids), limits))
 
 

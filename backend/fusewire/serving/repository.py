@@ -79,7 +79,8 @@ def import_folder(
     """
     # These import tokenizers and jinja2, which the supervisor never loads.
     from fusewire.serving.folder_probe import probe
-    from fusewire.tasks.check_files import check_files
+    from fusewire.tasks.check_files import check_files, vocab_size_of
+    from fusewire.text.unknown_tokens import warn_of_unknown_tokens
 
     deployment = deployment or Deployment()
     source = open_folder(folder)
@@ -115,7 +116,10 @@ def import_folder(
     images = reads_images(config)
     if not images:
         check_max_length(checked.max_length, blueprint_of(config, checked.task).max_length)
-    if check_files(source, config, checked.task) is None and not images:
+    tokenizer = check_files(source, config, checked.task)
+    if tokenizer is not None:
+        warn_of_unknown_tokens(name, tokenizer, vocab_size_of(config, checked.task))
+    elif not images:
         _log.warning(
             "%s: has no tokenizer, so it takes input_ids and no texts; wanted %s; to fix it, call "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",

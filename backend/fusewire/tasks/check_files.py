@@ -10,7 +10,7 @@ from fusewire.errors import ConfigurationError
 from fusewire.generation.defaults import generation_defaults
 from fusewire.generation.speech import read_speech
 from fusewire.models import blueprint_of, image_folders, reads_images
-from fusewire.models.blueprint import Frames
+from fusewire.models.blueprint import Embeddings, Frames
 from fusewire.models.config import Config
 from fusewire.models.generation_config import eos_token_ids
 from fusewire.models.registry import encoder_of_texts, reads_speech
@@ -60,6 +60,20 @@ def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer
     if found is not None and task_type(task, images=False).needs_offsets:
         found.require_offsets(task)
     return found
+
+
+def vocab_size_of(config: Mapping[str, Any], task: str) -> int:
+    """Returns the number of tokens that texts may consist of: those that the model reads, or, for a
+    model of speech, writes."""
+    if reads_images(config):
+        blueprint = encoder_of_texts(config).blueprint(Config(config))
+    else:
+        blueprint = blueprint_of(config, task)
+    embeddings = (blueprint.encoder or blueprint.stack).embeddings
+    if isinstance(embeddings, Frames):
+        embeddings = blueprint.stack.embeddings
+    assert isinstance(embeddings, Embeddings)
+    return embeddings.word.rows
 
 
 def _check_speech_files(folder: Path, config: Mapping[str, Any]) -> Tokenizer:

@@ -217,6 +217,13 @@ class Tokenizer:
         """Returns a token's string in the vocabulary; "" for an id beyond the vocabulary."""
         return self.spelling(token) or ""
 
+    def ids(self) -> dict[str, int]:
+        """Returns the ids of all tokens that texts can have, by their strings."""
+        ids = self.backend.get_vocab()
+        if self._numbering is not None:
+            ids = {name: self._numbering.ids[i] for name, i in ids.items()}
+        return ids
+
     def has(self, token: int) -> bool:
         """Whether the tokenizer has this id."""
         return 0 <= token < 1 << 32 and self.spelling(token) is not None

@@ -33,10 +33,12 @@ class Adam(torch.optim.Optimizer):
     are not changed.
 
     A step whose gradients have NaN or Inf, or squares that overflow fp32, changes nothing and is
-    counted in `skipped_steps`. `gradient_norm` is the norm of the last step's gradients before
-    clipping, also of a skipped step. A GradScaler passes its scale to `step`, which divides by it.
-    On a GPU `step` does not synchronise; reading `skipped_steps` or `gradient_norm` waits for the
-    steps so far. `state_dict` has the format of torch's optimizers: checkpoints load either way.
+    counted in `skipped_steps`. So is one whose gradients are all 0, as those of a batch without
+    labels are: torch's optimizers go on by momentum and decay. `gradient_norm` is the norm of the
+    last step's gradients before clipping, also of a skipped step. A GradScaler passes its scale to
+    `step`, which divides by it. On a GPU `step` does not synchronise; reading `skipped_steps` or
+    `gradient_norm` waits for the steps so far. `state_dict` has the format of torch's optimizers:
+    checkpoints load either way.
 
     `process_group`, for example torch.distributed.group.WORLD: its processes, whose gradients are
     equal (DistributedDataParallel makes them so, and Step those of each part), share the work. Each
@@ -116,7 +118,8 @@ class Adam(torch.optim.Optimizer):
 
     @property
     def skipped_steps(self) -> int:
-        """The number of steps that changed nothing because their gradients were not finite."""
+        """The number of steps that changed nothing because their gradients were not finite, or
+        all 0."""
         return int(self._skipped)
 
     def read_rates(self) -> None:

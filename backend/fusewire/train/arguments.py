@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,16 @@ def refuse_traced(what: str) -> None:
             "an eager call",
             "save_pretrained, load the folder with transformers and export that",
         )
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, which torch.compile is to call as it is: it cannot trace kernels, and
+    compiles what is around them. With `fullgraph=True` it refuses, and says the reason."""
+    reason = "it runs kernels of fusewire, which are not compiled; leave out fullgraph=True"
+    try:
+        return torch.compiler.disable(function, reason=reason)
+    except TypeError:  # torch before 2.7 takes no reason
+        return torch.compiler.disable(function)
 
 
 def refuse_create_graph() -> None:

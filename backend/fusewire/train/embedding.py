@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
 from fusewire import kernels
-from fusewire.train.arguments import refuse_create_graph
+from fusewire.train.arguments import refuse_create_graph, uncompiled
 from fusewire.train.gradients import add_gradient
 from fusewire.train.torch_tensors import stream_of, view
 
@@ -39,7 +38,7 @@ class EmbeddingForward:
     def __init__(self, module: nn.Embedding) -> None:
         self._module = module
 
-    @torch.compiler.disable
+    @uncompiled
     def __call__(self, input: Tensor) -> Tensor:
         """ids [...] -> [..., features]"""
         found: Tensor = _Lookup.apply(input, self._module.weight, self._module.padding_idx)

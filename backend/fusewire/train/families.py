@@ -9,8 +9,6 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-import torch
-
 from fusewire.errors import CheckpointError, Unsupported
 from fusewire.models import blueprint_of
 from fusewire.models.blueprint import Stack
@@ -18,7 +16,7 @@ from fusewire.models.config import Config
 from fusewire.models.image_parts import LayerNames, pre_norm_layers
 from fusewire.models.registry import image_encoder as image_row
 from fusewire.train import decoder, image_encoder, seq2seq, t5, text_encoder
-from fusewire.train.arguments import refuse_autocast, refuse_traced
+from fusewire.train.arguments import refuse_autocast, refuse_traced, uncompiled
 from fusewire.train.parts import Dropouts
 
 
@@ -210,7 +208,7 @@ class Forward:
         """For torch.export, which reads it to find the source of a forward before it calls it."""
         return inspect.unwrap(type(self._module).forward).__code__
 
-    @torch.compiler.disable  # it cannot trace kernels, and compiles what is around the layers
+    @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         refuse_traced(self._family)
         refuse_autocast(self._family)

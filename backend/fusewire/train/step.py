@@ -63,17 +63,18 @@ class Step:
     all.
 
     `optimizer`: an Adam, whose learning rates and decays may change between steps; `max_grad_norm`
-    and betas may not. It skips and counts a step whose gradients are not finite. Dropout draws new
-    numbers from torch's generators in every step. `loss(model, batch)` computes what is minimised,
-    by default `model(**batch).loss`; it must not synchronise. `CrossEntropy().of_model` is one that
-    never holds the logits of a whole batch. `dtype`: autocast's; float32 disables it. `scaler`: a
-    torch.amp.GradScaler, for float16: its scale, which is updated as in torch, is on the device.
+    and betas may not. It skips and counts a step whose gradients are not finite, or all 0, as those
+    of labels that are all -100 are. Dropout draws new numbers from torch's generators in every
+    step. `loss(model, batch)` computes what is minimised, by default `model(**batch).loss`; it must
+    not synchronise. `CrossEntropy().of_model` is one that never holds the logits of a whole batch.
+    `dtype`: autocast's; float32 disables it. `scaler`: a torch.amp.GradScaler, for float16: its
+    scale, which is updated as in torch, is on the device.
     After a step `.grad` is None, or zeros for parameters that `replace` did not see.
 
     On the CPU each step runs eagerly, in float32. Raises ConfigurationError for a model that was
     not replaced, a `dtype` that its device does not compute in, another optimizer and one of
     another model; Unsupported for flattened batches; InvalidInput for a batch without input_ids,
-    targets or a loss (for lack of labels), and for a list that is empty or has no labels.
+    targets or a loss (for lack of `labels`), and for an empty list.
     """
 
     def __init__(
@@ -178,14 +179,17 @@ class Step:
         if not alone:
             for flat in self._flats:
                 flat.gradients.zero_()
-        loss = torch.zeros((), device=self._device)
         total = torch.full((), float(sum(counts)), device=self._device)
         if self._group is not None:
             distributed.all_reduce(total, group=self._group)
+        loss = 0.0 / total  # NaN without labels, as a mean of nothing is
         for number, (batch, of_batch, count) in enumerate(zip(batches, sides, counts, strict=True)):
             sends = self._group is not None and number == len(batches) - 1
             bucket = self._bucket(batch, of_batch, writes=alone, sends=sends)
-            torch.div(count, total, out=bucket.share)
+            if count:
+                torch.div(count, total, out=bucket.share)
+            else:  # as the others may be, so that `total` is 0 too
+                bucket.share.zero_()
             loss = loss + self._run(bucket.step)
         if self._sending is not None:
             self._sending.wait()
@@ -198,12 +202,7 @@ class Step:
         """For each batch, the number of items that its loss is the mean of."""
         if len(batches) == 1 and self._group is None:
             return [1]
-        counts = [self._items(batch) for batch in batches]
-        if sum(counts) < 1:
-            raise InvalidInput(
-                "labels", "none but -100", "one or more in all", "leave these batches out"
-            )
-        return counts
+        return [self._items(batch) for batch in batches]
 
     def _bucket(
         self, batch: Batch, sides: Sides, *, writes: bool = False, sends: bool = False

@@ -22,8 +22,8 @@ class StepFactors:
     processes of `shards`.
 
     `norm` is the norm of the last step's gradients, before clipping; `skipped` counts the steps
-    whose gradients were not finite. Both are on the device `home`, and so is the number of steps
-    taken, which `state` has by parameter.
+    whose gradients were not finite, or all 0. Both are on the device `home`, and so is the number
+    of steps taken, which `state` has by parameter.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kFactorsBlock) factors_of(AdamFactorsArguments
     squares += __shfl_xor_sync(kWholeWarp, squares, distance);
     broken += __shfl_xor_sync(kWholeWarp, broken, distance);
   }
-  const bool good = isfinite(squares) && broken == 0;
+  const bool good = isfinite(squares) && squares > 0 && broken == 0;
   const double unscale = a.scale ? 1.0 / *a.scale : 1.0, norm = sqrt(squares) * unscale;
   const double clip = fmin(a.max_norm / (norm + kClipEps), 1.0);
   if (threadIdx.x == 0) {

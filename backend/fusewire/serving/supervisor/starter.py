@@ -12,7 +12,7 @@ from fusewire.errors import FusewireError
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.supervisor.control import Control
 from fusewire.serving.supervisor.embedded import EmbeddedServer, LogLine
-from fusewire.serving.supervisor.unheard import Unheard
+from fusewire.serving.supervisor.unheard import Unheard, last_words
 
 _log = logging.getLogger(__name__)
 Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
@@ -75,12 +75,12 @@ class Starter:
             if not process.running():
                 code = process.exit_code()
                 raise (_Crashed if code in _CRASHES else ServerFailed)(
-                    f"tritonserver {_ended(code, models)}; {self._last_words()}"
+                    f"tritonserver {_ended(code, models)}; {last_words(process)}"
                 )
             if unheard.keep_waiting():
                 raise ServerFailed(
                     f"{self._waiting(models)}: a model's process died before it could tell why, "
-                    f"and tritonserver waits for it for ever; {self._last_words()}"
+                    f"and tritonserver waits for it for ever; {last_words(process)}"
                 )
             if time.monotonic() > deadline:
                 raise ServerFailed(
@@ -95,10 +95,6 @@ class Starter:
 
     def _waiting(self, models: Sequence[str]) -> str:
         return ", ".join(sorted(set(models) - self._process.loaded - self._process.failed))
-
-    def _last_words(self) -> str:
-        last = "\n".join([line for line in self._process.last_lines if line][-8:])
-        return f"the end of its output:\n{last}"
 
     def _log_line(self, level: str, line: str) -> None:
         # ServerFailed reports errors at the start, so they are not logged as well.

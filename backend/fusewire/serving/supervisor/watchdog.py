@@ -11,7 +11,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fusewire.serving import instance_group
 from fusewire.serving.config import ServerSettings
@@ -23,6 +23,7 @@ from fusewire.serving.supervisor.pulse import Outcome, Pulse
 from fusewire.serving.supervisor.regions import Regions
 from fusewire.serving.supervisor.shared_memory import SharedMemory
 from fusewire.serving.supervisor.surplus import Surplus
+from fusewire.serving.supervisor.unheard import UnheardLoads, last_words
 from fusewire.serving.supervisor.watched import Watched
 from fusewire.serving.supervisor.zombies import Zombies
 
@@ -56,6 +57,7 @@ class Watchdog:
         self._shared_memory = SharedMemory()
         self._regions = Regions()
         self._zombies = Zombies()
+        self._unheard = UnheardLoads()
         self._memory_limit_bytes = _memory_limit_bytes(self._settings)
 
     @property
@@ -135,6 +137,7 @@ class Watchdog:
         process.reap(self._zombies.due(pid for pid, s in children.items() if s != "running"))
         regions, stubs = process.regions(), process.stubs()
         process.remove_regions(self._regions.due(regions, stubs))
+        self._unheard.see(children, stubs)
         self._alive |= {stub.pid: stub for stub in stubs}
         self._alive = {pid: stub for pid, stub in self._alive.items() if pid in children}
 
@@ -173,6 +176,7 @@ class Watchdog:
         pid = process.pid if process.running() else None
         try:
             rows = self._control.index(timeout_s)
+            self._report_unheard(row["name"] for row in rows if row.get("state") == "LOADING")
             return collections.Counter(row["name"] for row in rows if row.get("state") == "READY")
         except EndpointError as error:
             hangs = error.timed_out and not self._healer.restarting.is_set()
@@ -180,6 +184,14 @@ class Watchdog:
                 self._report(f"the server gave no answer for {timeout_s:.0f} s; ending it")
                 processes.kill(pid)
             return collections.Counter()
+
+    def _report_unheard(self, loading: Iterable[str]) -> None:
+        for model in self._unheard.due({*loading}):
+            self._report(
+                f"{model}: its process died before it could tell why, and tritonserver waits for "
+                "it for ever, as calls that load the model do: restart the server when the model "
+                f"is corrected; {last_words(self._process)}"
+            )
 
     def _live(self) -> bool:
         """Whether the server answers at all, or the watch has ended."""
