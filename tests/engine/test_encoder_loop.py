@@ -549,7 +549,7 @@ def test_who_finds_no_place_to_be_read_displaces_none(slow, clock, monkeypatch):
         held.set()
     clock.go()
     assert not [each for each in taken if "of higher priority" in str(each.wait())]
-    until(lambda: slow.backlog_s == 0)
+    until(lambda: slow.backlog_s == 0 and lane.queue._waiting._value > 0)
     slow.submit(one, None, answer := Answer())  # places are free again
     answered(answer.wait(), *[[6] * 90] * 20)
 
