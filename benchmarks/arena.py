@@ -1,7 +1,7 @@
 """A warm process for each system; only one of them works at a time.
 
 Thread pools of different libraries in one process spin and compete for the cores. Here each system
-has its own process and is loaded once; the others sleep in a pipe read while one is timed.
+has its own process and is loaded once; the others are suspended while one is timed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks import cores, machine, rivals, rivals_int8
-from benchmarks.worker import SETTLE_S, Handler, Worker
+from benchmarks.worker import Handler, Worker
 
 
 def pin(threads: int) -> list[int]:
@@ -83,7 +83,6 @@ class System(Worker):
 def timed(ask: Callable[[], tuple[list[float], float]]) -> Turn:
     """Times a system. `ask` runs it and returns the seconds of each run and the CPU seconds of its
     process."""
-    time.sleep(SETTLE_S)
     begin, busy = time.perf_counter(), machine.busy_s()
     runs, own = ask()
     available = (time.perf_counter() - begin) * len(os.sched_getaffinity(0))

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import arena, machine, records
 from benchmarks.encoder import minilm_folder
 from benchmarks.machine import DISTURBED
-from benchmarks.worker import SETTLE_S, Handler, Worker
+from benchmarks.worker import Handler, Worker
 from tests.tolerance import MODEL_FP32
 
 WORDS = {"8 to 40 words": (8, 40), "5 to 128 words": (5, 128)}
@@ -68,7 +68,6 @@ class System(Worker):
     def run(self, texts: list[str]) -> tuple[np.ndarray, float, float]:
         """Returns the embeddings, the seconds, and the share of the cores' time that other
         processes used meanwhile."""
-        time.sleep(SETTLE_S)
         watch = machine.Watch(self.pid)
         embeddings, seconds = self.ask(texts)
         return embeddings, seconds, watch.disturbed()

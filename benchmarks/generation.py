@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import importlib.util
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -27,7 +26,7 @@ import numpy as np
 from benchmarks import arena, generation_rivals, machine, records
 from benchmarks.generation_rivals import Prompts, Run
 from benchmarks.machine import DISTURBED
-from benchmarks.worker import SETTLE_S, Handler, Worker
+from benchmarks.worker import Handler, Worker
 
 MODEL = "GPT-2 124M"
 CASES = {
@@ -47,7 +46,6 @@ class System(Worker):
 
     def run(self, prompts: Prompts, new_tokens: int) -> tuple[Run, float]:
         """Returns the run and the share of the cores' time that other processes used meanwhile."""
-        time.sleep(SETTLE_S)
         watch = machine.Watch(self.pid)
         run = self.ask((prompts, new_tokens))
         return run, watch.disturbed()

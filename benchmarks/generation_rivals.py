@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import machine
+from benchmarks.ctranslate2_module import import_ctranslate2
 
 Prompts = list[list[int]]
 
@@ -125,8 +126,9 @@ def transformers_eager(folder: Path, threads: int) -> Generate:
 def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Generate:
     """CTranslate2, converted by its own converter. Of prompts of different lengths it computes the
     length of the shortest at once, and the rest token by token."""
-    import ctranslate2 as ct2
     import transformers
+
+    ct2 = import_ctranslate2()
 
     _quiet(transformers)
     with tempfile.TemporaryDirectory() as work:

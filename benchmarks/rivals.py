@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ctranslate2_module import import_ctranslate2
 from benchmarks.rivals_openvino import openvino
 
 Run = Callable[[list[np.ndarray]], Any]
@@ -172,8 +173,9 @@ def fused_session(
 def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Run:
     """CTranslate2, converted by its own converter; it removes padding inside and adds it again at
     the end."""
-    import ctranslate2 as ct2
     import transformers
+
+    ct2 = import_ctranslate2()
 
     _quiet(transformers)
     with tempfile.TemporaryDirectory() as work:

@@ -8,12 +8,13 @@ the best text of each source, with this many tokens. Each system runs in its own
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+from benchmarks.ctranslate2_module import import_ctranslate2
 
 Tokens = list[list[int]]
 Translate = Callable[[Tokens, int, int], Tokens]
@@ -40,12 +41,10 @@ def fusewire(folder: Path, threads: int, quantize: Literal["none", "int8"] = "no
 
 
 def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Translate:
-    """CTranslate2, converted by its own converter; one batch, whose encoder removes padding. With
-    MKL on every processor: on AMD's it would choose oneDNN, which takes three times as long in
-    fp32."""
-    os.environ["CT2_USE_MKL"] = "1"  # read at the first import
-    import ctranslate2 as ct2
+    """CTranslate2, converted by its own converter; one batch, whose encoder removes padding."""
     import transformers
+
+    ct2 = import_ctranslate2()
 
     _quiet(transformers)
     with tempfile.TemporaryDirectory() as work:

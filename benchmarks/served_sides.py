@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.worker import SETTLE_S, Handler, Worker
+from benchmarks.worker import Handler, Worker
+
+SETTLE_S = 0.1  # longer than threads of a server spin after their work
 
 if TYPE_CHECKING:
     from fusewire.settings import EngineSettings

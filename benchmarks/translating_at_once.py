@@ -4,7 +4,6 @@ all waiting texts at once."""
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks import machine
+from benchmarks.ctranslate2_module import import_ctranslate2
 from benchmarks.generation_arrivals import WARM, Request
 from benchmarks.worker import Handler, Worker
 
@@ -53,9 +53,7 @@ class TranslatingAtOnce:
     most `most`, in one batch, whose translations are as long as the first one's."""
 
     def __init__(self, folder: Path, threads: int, beams: int, most: int) -> None:
-        os.environ["CT2_USE_MKL"] = "1"  # read at the first import
-        import ctranslate2 as ct2
-
+        ct2 = import_ctranslate2()
         with tempfile.TemporaryDirectory() as work:
             ct2.converters.TransformersConverter(str(folder)).convert(f"{work}/model")
             self._words = json.loads(Path(work, "model", "shared_vocabulary.json").read_text())

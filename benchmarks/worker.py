@@ -1,16 +1,16 @@
-"""A process for one side of a comparison; it sleeps in a pipe read until it gets a question."""
+"""A process for one side of a comparison, which is suspended while it has no question: threads that
+spin after their work would slow the other sides."""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import os
+import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Self
-
-# Threads that spin after their work would slow the next side; libraries stop spinning within this
-# time.
-SETTLE_S = 0.1
 
 Handler = Callable[[Any], Any]
 
@@ -30,6 +30,8 @@ class Worker:
         self._process = context.Process(target=_serve, args=(theirs, setup, arguments), daemon=True)
         self._process.start()
         theirs.close()
+        # Before multiprocessing waits for its processes, as a suspended one would not end.
+        atexit.register(self._process.kill)
 
     @property
     def pid(self) -> int:
@@ -43,6 +45,7 @@ class Worker:
     def send(self, question: Any) -> None:
         """Sends a question and returns at once, so that several workers can work at a time; each
         question needs its `receive`."""
+        self._resume()
         self._pipe.send(question)
 
     def receive(self) -> Any:
@@ -50,15 +53,21 @@ class Worker:
             answered, value = self._pipe.recv()
         except EOFError:
             raise RuntimeError(f"{self.name}: its process died") from None
+        os.kill(self.pid, signal.SIGSTOP)
         if not answered:
             raise RuntimeError(f"{self.name}: {value}")
         return value
 
     def close(self) -> None:
         self._pipe.close()
+        self._resume()
         self._process.join(5)
+        self._process.kill()
+        atexit.unregister(self._process.kill)
+
+    def _resume(self) -> None:
         if self._process.is_alive():
-            self._process.kill()
+            os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self
