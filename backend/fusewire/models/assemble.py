@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.models.blueprint import Attention, Dense, Embeddings, Norm, Table
+from fusewire.models.blueprint import Attention, Embeddings
+from fusewire.models.stored_weights import Dense, Norm, Table
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 from fusewire.weights.quantized import BLOCKS, StoredCodes, joined

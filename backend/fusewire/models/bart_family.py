@@ -11,17 +11,15 @@ from fusewire.models.blueprint import (
     Block,
     Blueprint,
     CrossAttention,
-    Dense,
     Embeddings,
     FeedForward,
     Head,
     Layer,
-    Norm,
     Sinusoids,
     Stack,
-    Table,
 )
 from fusewire.models.config import Config
+from fusewire.models.stored_weights import Dense, Norm, Table
 from fusewire.models.target_tokens import TargetTokens
 
 _EPS = 1e-5

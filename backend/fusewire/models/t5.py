@@ -11,17 +11,16 @@ from fusewire.models.blueprint import (
     Block,
     Blueprint,
     CrossAttention,
-    Dense,
     Embeddings,
     FeedForward,
     Head,
     Layer,
     PositionBias,
     Stack,
-    Table,
 )
 from fusewire.models.config import ACTIVATIONS, Config
 from fusewire.models.llama_family import rms_norm
+from fusewire.models.stored_weights import Dense, Table
 from fusewire.models.target_tokens import TargetTokens
 
 WORD = "shared.weight"

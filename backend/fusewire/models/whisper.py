@@ -4,18 +4,9 @@ log-mel frames of audio before the encoder, pre-norm with a final norm, keys wit
 from __future__ import annotations
 
 from fusewire.models.bart_family import layer_of, norm_of
-from fusewire.models.blueprint import (
-    Blueprint,
-    Convolution,
-    Dense,
-    Embeddings,
-    Frames,
-    Head,
-    Stack,
-    Table,
-    Values,
-)
+from fusewire.models.blueprint import Blueprint, Convolution, Embeddings, Frames, Head, Stack
 from fusewire.models.config import Config
+from fusewire.models.stored_weights import Dense, Table, Values
 from fusewire.models.target_tokens import TargetTokens
 
 _STRIDES = (1, 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError, InvalidInput, sent
-from fusewire.models.blueprint import Dense
+from fusewire.models.stored_weights import Dense
 from fusewire.models.task_heads import EmbeddingOptions
 from fusewire.tasks.sentence_dense import read_dense, weight_file
 from fusewire.weights import file_in, read_json

@@ -13,14 +13,12 @@ from fusewire.models.blueprint import (
     Attention,
     Block,
     CrossAttention,
-    Dense,
     FeedForward,
     Layer,
-    Norm,
     PositionBias,
-    tensors_of,
 )
 from fusewire.models.rope import Rope
+from fusewire.models.stored_weights import Dense, Norm, tensors_of
 from fusewire.train.flat import FlatParameters
 from fusewire.train.position_bias import TrainedBias
 from fusewire.train.torch_tensors import stream_of
