@@ -192,15 +192,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """An encoder or a decoder without its heads. `outgrows_float16`: its hidden states can overflow
-    float16 (65504)."""
+    """An encoder or a decoder without its heads. `overflows_float16`: its hidden states can exceed
+    65504, float16's maximum."""
 
     hidden_size: int
     max_length: int  # positions
     embeddings: Embeddings | Patches | Frames
     layers: tuple[Layer, ...]
     final_norm: Norm | None = None
-    outgrows_float16: bool = False
+    overflows_float16: bool = False
 
     @property
     def attentions(self) -> list[Attention]:

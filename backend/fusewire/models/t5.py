@@ -84,7 +84,7 @@ def _blueprint(
             final_norm=replace(
                 rms_norm(f"{side}.final_layer_norm", hidden, eps), scale=scales[side]
             ),
-            outgrows_float16=True,
+            overflows_float16=True,
         )
         for side, count in counts.items()
     }
