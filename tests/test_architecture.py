@@ -182,7 +182,7 @@ MAY_IMPORT = {
         "engine.request",
         "engine.request_chain",
     },
-    "engine.held_sound": {"errors", "engine.branches"},
+    "engine.held_audio": {"errors", "engine.branches"},
     "engine.long_transcription": {
         "errors",
         "generation",
@@ -207,7 +207,7 @@ MAY_IMPORT = {
         "models",
         "text",
         "engine.branches",
-        "engine.held_sound",
+        "engine.held_audio",
         "engine.language_detection",
         "engine.long_transcription",
         "engine.request_chain",

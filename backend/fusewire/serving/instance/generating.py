@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fusewire import kernels
-from fusewire.audio import ReadsSound
+from fusewire.audio import ReadsAudio
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
@@ -58,9 +58,9 @@ class Generating:
         self._long_texts = WorkQueue()
         self._chats = WorkQueue("queue: got messages", engine.settings.max_waiting)
         self._hearing = None
-        if engine.sound is not None:
+        if engine.log_mel is not None:
             most = engine.limits.max_audio_seconds, engine.settings.max_waiting
-            self._hearing = Hearing(engine.sound, *most)
+            self._hearing = Hearing(engine.log_mel, *most)
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
         self._requests = RequestReader(self._reader, Chat(self._conversation_ids))
         tokenizer = engine.tokenizer
@@ -85,10 +85,10 @@ class Generating:
         inputs = {name: array.copy() for name, array in request.inputs.items()}
         later = replace(request, inputs=inputs)
 
-        def begin(sound: ReadsSound | None = None) -> None:
+        def begin(audio: ReadsAudio | None = None) -> None:
             if response.cancelled():
                 raise Cancelled(CANCELLED)
-            self._begin(later, deadline, response, arrived, sound)
+            self._begin(later, deadline, response, arrived, audio)
 
         def fail(error: Exception) -> None:
             response.fail(failure(error))
@@ -111,7 +111,7 @@ class Generating:
         deadline: float | None,
         response: Response,
         arrived: float,
-        sound: ReadsSound | None = None,
+        audio: ReadsAudio | None = None,
     ) -> None:
         engine = self._engine
         parameters = dict(request.parameters)
@@ -129,8 +129,8 @@ class Generating:
                 raise DeadlineExceeded(TOO_LATE)
 
         wanted: GenerateRequest = (
-            read_transcription(request.inputs, parameters, self._reader, sound, begins)
-            if sound
+            read_transcription(request.inputs, parameters, self._reader, audio, begins)
+            if audio
             else self._requests.read(request.inputs, parameters)
         )
         if request.tenant:
