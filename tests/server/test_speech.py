@@ -304,7 +304,7 @@ def test_subtitles_come_as_text(door) -> None:
             spoken(np.zeros(9, np.float32)),
             {"prompt": "a<|de|>"},
             400,
-            "prompt: got id 83, wanted ids of words",
+            "prompt: got id 83, wanted ids of text tokens",
         ),
         (
             spoken(np.zeros(9, np.float32)),

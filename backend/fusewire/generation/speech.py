@@ -95,23 +95,23 @@ class SpeechTokens:
         `ends`: when each of the tokens has been said, which is when the next one begins."""
         spans = None if ends is None else list(zip([0.0, *ends], ends, strict=False))
 
-        def segment(start: float | None, end: float | None, words: Sequence[int]) -> Segment:
-            times = None if spans is None else [spans[place] for place in words]
-            return Segment(start, end, [token_ids[place] for place in words], times)
+        def segment(start: float | None, end: float | None, places: Sequence[int]) -> Segment:
+            times = None if spans is None else [spans[place] for place in places]
+            return Segment(start, end, [token_ids[place] for place in places], times)
 
-        start, words = None, []
+        start, places = None, []
         for place, token in enumerate(token_ids):
             if token < self.timestamp_begin:
-                words += [place] * (token < self.eos)  # others are special
+                places += [place] * (token < self.eos)  # others are special
                 continue
             seconds = round((token - self.timestamp_begin) * self.seconds_per_position, 6)
-            if words:
-                yield segment(start, seconds, words)
-                start, words = None, []
+            if places:
+                yield segment(start, seconds, places)
+                start, places = None, []
             else:
                 start = seconds
-        if words:
-            yield segment(start, None, words)
+        if places:
+            yield segment(start, None, places)
 
 
 def read_speech(

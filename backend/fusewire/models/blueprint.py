@@ -52,7 +52,7 @@ class Embeddings:
         assert self.token_type is None or (self.norm is not None and self.scale == 1)
 
     @property
-    def words_as_stored(self) -> bool:
+    def word_as_stored(self) -> bool:
         """Whether the token embeddings are the unchanged tensor, which can be shared."""
         return self.word_projection is None and self.word_norm is None and not self.word.skipped
 

@@ -260,7 +260,7 @@ NAN_AT_LAST[-1, -1] = np.nan
             {"condition_on_prev_tokens": True, "max_new_tokens": 40},
             "max_new_tokens: got 40, wanted at most 29",
         ),
-        (NOTHING, {"prompt_ids": [EOS]}, f"prompt_ids: got id {EOS}, wanted ids of words"),
+        (NOTHING, {"prompt_ids": [EOS]}, f"prompt_ids: got id {EOS}, wanted ids of text tokens"),
         (NOTHING[:, 1:], {}, r"features: got float32 of shape \[1, 100, 19\]"),
         (NAN_AT_LAST, {}, "features: got a number that is not finite"),
         (clips([401])[0], {}, r"audio: got 4\.0 s of audio, wanted at most 4 s \(max_audio_sec"),

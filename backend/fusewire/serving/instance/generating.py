@@ -26,7 +26,7 @@ from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.serving.instance.generated import Generated, Words
+from fusewire.serving.instance.generated import Generated, TokensToText
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.hearing import Hearing
 from fusewire.serving.instance.response import Incoming, Response
@@ -64,7 +64,7 @@ class Generating:
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
         self._requests = RequestReader(self._reader, Chat(self._conversation_ids))
         tokenizer = engine.tokenizer
-        self._words = Words(
+        self._to_text = TokensToText(
             tokenizer.token_text,
             tokenizer.token_text.part,
             tokenizer.decode,
@@ -136,7 +136,7 @@ class Generating:
         if request.tenant:
             wanted = replace(wanted, tenant=request.tenant)
         metrics = None if request.probe else self._metrics
-        response.content = Texts(wanted, self._words, metrics, arrived)
+        response.content = Texts(wanted, self._to_text, metrics, arrived)
         response.begin(engine, wanted, due(wanted.parameters))
 
     def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
@@ -150,14 +150,14 @@ class Texts:
     def __init__(
         self,
         request: GenerateRequest,
-        words: Words,
+        to_text: TokensToText,
         metrics: GenerationMetrics | None,
         arrived: float,
     ) -> None:
-        """`words`: those of the model. `metrics`: None for a request that is not counted.
+        """`to_text`: the tokenizer's. `metrics`: None for a request that is not counted.
         `arrived`: a time of time.monotonic."""
         self._request = request
-        self._words = words
+        self._to_text = to_text
         self._metrics = metrics
         self._arrived = arrived
         self._last: dict[int, float] = {}  # text -> when its last token came
@@ -168,7 +168,7 @@ class Texts:
 
     def begun(self, ticket: Ticket) -> None:
         self._ask = ticket.ask
-        self._generated = Generated(self._request, ticket.num_input_tokens, self._words)
+        self._generated = Generated(self._request, ticket.num_input_tokens, self._to_text)
 
     @property
     def ready(self) -> bool:
