@@ -66,7 +66,12 @@ MAY_IMPORT = {
     "engine.expectation": {"errors", "tasks", "engine.request"},
     "engine.tenant_queues": set(),
     "engine.tenant_shares": {"errors", "engine.active_tenants", "engine.backlog"},
-    "engine.ready_queue": {"engine.request", "engine.tenant_queues"},
+    "engine.ready_queue": {
+        "engine.costs",
+        "engine.next_batch",
+        "engine.request",
+        "engine.tenant_queues",
+    },
     "engine.next_batch": {"engine.costs", "engine.request", "engine.scheduler"},
     "engine.encoder_admission": {
         "engine.admission_block",
