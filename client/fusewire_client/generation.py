@@ -172,13 +172,13 @@ def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[l
     if not inputs:
         return []
     encoded = json_text("parameters", asked.parameters).encode()
-    task = "transcribe" if asked.sound else "generate"
+    task = "transcribe" if asked.audio else "generate"
     name = yield from model_for(settings, asked.model, task, asked.timeout_s)
     flags = {"stream": asked.stream}
-    if not asked.sound:
+    if not asked.audio:
         flags["exclude_input_in_output"] = True
     flags |= {f"return_{detail}": True for detail in asked.outputs}
-    if asked.sound and "return_timestamps" not in asked.parameters:
+    if asked.audio and "return_timestamps" not in asked.parameters:
         flags.pop("return_segments", None)  # requesting segments would turn timestamps on
     common = {flag: np.array([value]) for flag, value in flags.items()}
     common["sampling_parameters"] = np.array([encoded], np.object_)

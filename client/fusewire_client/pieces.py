@@ -35,14 +35,14 @@ class Asked(NamedTuple):
     version: str
     timeout_s: float | None
     parameters: dict[str, Any]
-    sound: bool = False  # audio instead of prompts
+    audio: bool = False  # audio instead of prompts
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Returns the names of the outputs wanted in addition to the text."""
         if not self.details:
             return ()
-        if self.sound:
+        if self.audio:
             return (*_DETAILS, _SCORES, "segments", "language")
         scored = self.parameters.get("prompt_logprobs") is not None
         aligned = self.parameters.get("alignment")

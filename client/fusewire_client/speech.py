@@ -61,45 +61,43 @@ def transcribe(
         ClientError: With the server's message.
     """
     several = isinstance(audio, Sequence) and not isinstance(audio, _ONE)
-    sounds: Sequence[Any] = audio if several else [audio]  # type: ignore[assignment]
-    inputs = [
-        _input(sound, f"audio[{i}]" if several else "audio") for i, sound in enumerate(sounds)
-    ]
+    many: Sequence[Any] = audio if several else [audio]  # type: ignore[assignment]
+    inputs = [_input(one, f"audio[{i}]" if several else "audio") for i, one in enumerate(many)]
     asked = asked_for(
         details, stream, model, version, timeout_s, parameters,
         language=language, task=task, return_timestamps=return_timestamps,
         max_new_tokens=max_new_tokens,
     )  # fmt: skip
-    return (yield from generated(settings, inputs, several, asked._replace(sound=True)))
+    return (yield from generated(settings, inputs, several, asked._replace(audio=True)))
 
 
 _ONE = (bytes, bytearray, str)
 
 
-def _input(sound: object, name: str) -> Arrays:
+def _input(audio: object, name: str) -> Arrays:
     """Returns the input tensor of a recording. Files are sent as base64, which HTTP's JSON can
     hold."""
-    if isinstance(sound, np.ndarray):
-        if sound.ndim != 1 or sound.dtype.kind != "f":
-            got = f"{sound.dtype} of shape {list(sound.shape)}"
+    if isinstance(audio, np.ndarray):
+        if audio.ndim != 1 or audio.dtype.kind != "f":
+            got = f"{audio.dtype} of shape {list(audio.shape)}"
             wanted = "float32 samples [n] of one channel, between -1 and 1"
             raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
-        return {"samples": sound.astype(np.float32)}
-    if isinstance(sound, (str, Path)):
+        return {"samples": audio.astype(np.float32)}
+    if isinstance(audio, (str, Path)):
         try:
-            data = Path(sound).read_bytes()
+            data = Path(audio).read_bytes()
         except (OSError, ValueError) as error:  # ValueError: the path has a zero byte
             got = f"{getattr(error, 'strerror', None) or error}"
-            raise InvalidArgument(f"{name}: got '{got}' for {sound}, wanted a file") from None
-    elif hasattr(sound, "read"):  # an open file
-        data = sound.read()
+            raise InvalidArgument(f"{name}: got '{got}' for {audio}, wanted a file") from None
+    elif hasattr(audio, "read"):  # an open file
+        data = audio.read()
         if not isinstance(data, bytes):
             got, wanted = "a file that is open as text", "one that is open in binary"
             raise InvalidArgument(f'{name}: got {got}, wanted {wanted}; open it with mode "rb"')
-    elif isinstance(sound, (bytes, bytearray)):
-        data = bytes(sound)
+    elif isinstance(audio, (bytes, bytearray)):
+        data = bytes(audio)
     else:
-        got = type_name(sound)
+        got = type_name(audio)
         wanted = "an audio file (its path, its bytes, or open in binary), or samples (numpy)"
         raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
     return {"audio": np.array([base64.b64encode(data)], np.object_)}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fusewire.api.transcriber import Transcriber
 from fusewire.errors import CheckpointError, InvalidInput
-from fusewire.generation.prompt import Sound
+from fusewire.generation.prompt import AudioFeatures
 
 from tests.audio.waves import spoken
 from tests.engine.generating import ask, tiny_folder
@@ -22,7 +22,7 @@ RATE = 16000
 ASKED = {"max_new_tokens": 16, "repetition_penalty": 1.6, "no_repeat_ngram_size": 3}
 
 
-def sounds(count: int) -> list[np.ndarray]:
+def clips(count: int) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return list(rng.normal(0, 0.1, (count, RATE // 2)).astype(np.float32))
 
@@ -37,13 +37,13 @@ def transcriber(tmp_path_factory) -> Iterator[Transcriber]:
 
 
 def test_a_list_is_answered_in_order(transcriber):
-    many = sounds(6)
+    many = clips(6)
     found = transcriber.transcribe(many, return_timestamps=True, use_tqdm=False, **ASKED)
     engine = transcriber.engine
-    for sound, one in zip(many, found, strict=True):
-        alone = ask(engine, Sound(engine.sound.features(sound)), return_timestamps=True, **ASKED)[
-            0
-        ].finish()
+    for audio, one in zip(many, found, strict=True):
+        alone = ask(
+            engine, AudioFeatures(engine.log_mel.features(audio)), return_timestamps=True, **ASKED
+        )[0].finish()
         assert one.text == alone.text()
         assert one.language == alone.deltas[-1].language
         assert "".join(segment.text for segment in one.segments) == one.text
@@ -53,22 +53,22 @@ def test_a_list_is_answered_in_order(transcriber):
 
 
 def test_words_make_up_their_segments(transcriber):
-    [noise] = sounds(1)
+    [noise] = clips(1)
     many = [noise, np.tile(noise, 5)]
     found = transcriber.transcribe(many, return_timestamps="word", use_tqdm=False, **ASKED)
     plain = transcriber.transcribe(many, return_timestamps=True, use_tqdm=False, **ASKED)
-    for sound, one, other in zip(many, found, plain, strict=True):
+    for audio, one, other in zip(many, found, plain, strict=True):
         assert one.text == other.text
         assert {segment.words for segment in other.segments} == {None}
         words = [word for segment in one.segments for word in segment.words]
         assert "".join(word.word for word in words) == one.text
         assert all(word.start <= word.end for word in words)
-        assert len(sound) / RATE - 1 < words[-1].end <= len(sound) / RATE
+        assert len(audio) / RATE - 1 < words[-1].end <= len(audio) / RATE
 
 
-def test_long_sounds_have_segments_to_their_end(transcriber):
+def test_long_audio_inputs_have_segments_to_their_end(transcriber):
     """More of them than are heard at once."""
-    [noise] = sounds(1)
+    [noise] = clips(1)
     many = [np.tile(noise, 5 + index % 2) for index in range(12)]
     found = transcriber.transcribe(many, language="de", use_tqdm=False, **ASKED)
     assert {one.text for one in found[::2]} == {found[0].text}
@@ -81,7 +81,7 @@ def test_long_sounds_have_segments_to_their_end(transcriber):
 
 
 def test_segments_tell_of_the_window_that_they_were_heard_in(transcriber):
-    long = np.tile(sounds(1)[0], 5)
+    long = np.tile(clips(1)[0], 5)
     asked = {"return_timestamps": True, "use_tqdm": False, **ASKED}
     [plain] = transcriber.transcribe(long, **asked)
     frames = [segment.seek for segment in plain.segments]
@@ -98,7 +98,7 @@ def test_segments_tell_of_the_window_that_they_were_heard_in(transcriber):
 
 
 def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Path):
-    data = spoken(sounds(1)[0])
+    data = spoken(clips(1)[0])
     path = tmp_path / "speech.wav"
     path.write_bytes(data)
     samples = np.frombuffer(data[44:], "<i2").astype(np.float32) / 32768
@@ -124,7 +124,7 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
         (None, {}, "audio: got None, wanted a list of audio files; give one"),
         ({"array": []}, {}, r"audio\[0\]: audio: got dict, wanted an audio file"),
         (io.StringIO("text"), {}, r"audio\[0\]: audio: got a file that is open as text, .*\"rb\""),
-        (np.tile(sounds(1)[0], 5), {"logprobs": 1}, r"audio\[0\]: logprobs: got 1, wanted none"),
+        (np.tile(clips(1)[0], 5), {"logprobs": 1}, r"audio\[0\]: logprobs: got 1, wanted none"),
         ([np.zeros(3 * RATE + 1, np.float32)], {}, r"audio\[0\]: audio: got 48001 samples"),
         ([np.zeros(9, np.float32)], {"language": "tlh"}, "language: got 'tlh'"),
     ],
@@ -135,18 +135,18 @@ def test_what_cannot_be_heard_is_refused(transcriber, audio, options, message):
         transcriber.transcribe(audio, use_tqdm=False, **options)
 
 
-def test_sound_that_cannot_be_heard_takes_no_other_along(transcriber):
-    many = [sounds(1)[0], b"no", np.zeros(9, np.float32)]
+def test_audio_that_cannot_be_heard_takes_no_other_along(transcriber):
+    many = [clips(1)[0], b"no", np.zeros(9, np.float32)]
     with pytest.raises(fusewire.IncompleteOutputs, match=r"^audio\[1\]: audio: .*1 of 3") as error:
         transcriber.transcribe(many, use_tqdm=False, **ASKED)
     assert isinstance(error.value.errors[1], InvalidInput)
     assert [each is None for each in error.value.outputs] == [False, True, False]
 
 
-def test_few_of_many_sounds_are_in_memory_at_once(transcriber, monkeypatch):
+def test_few_of_many_audio_inputs_are_in_memory_at_once(transcriber, monkeypatch):
     """However many there are: what waits as features is no more than what runs."""
-    alive: weakref.WeakSet[Sound] = weakref.WeakSet()
-    most, read = [0], Transcriber._sound
+    alive: weakref.WeakSet[AudioFeatures] = weakref.WeakSet()
+    most, read = [0], Transcriber._features
 
     def noted(self, audio):
         made = read(self, audio)
@@ -154,16 +154,16 @@ def test_few_of_many_sounds_are_in_memory_at_once(transcriber, monkeypatch):
         most.append(len(alive))
         return made
 
-    monkeypatch.setattr(Transcriber, "_sound", noted)
-    many = sounds(40)
+    monkeypatch.setattr(Transcriber, "_features", noted)
+    many = clips(40)
     found = transcriber.transcribe(many, use_tqdm=False, language="de", **ASKED)
     assert len(found) == len(most) - 1 == 40
     assert max(most) <= 3 * 4  # of max_sequences
 
 
-def test_sound_that_fails_while_computing_is_named(transcriber):
+def test_audio_that_fails_while_computing_is_named(transcriber):
     with pytest.raises(fusewire.IncompleteOutputs, match=r"^audio\[0\]: timeout: .*2 of 2 failed"):
-        transcriber.transcribe(sounds(2), timeout_seconds=1e-9, use_tqdm=False, **ASKED)
+        transcriber.transcribe(clips(2), timeout_seconds=1e-9, use_tqdm=False, **ASKED)
 
 
 def test_a_model_of_texts_is_refused(tmp_path):

@@ -33,9 +33,9 @@ def tone(seconds: float = 1.0, rate: int = RATE, hertz: float = 440.0) -> np.nda
     return 0.4 * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)
 
 
-def written(sound: np.ndarray, rate: int, kind: str, subtype: str | None = None) -> bytes:
+def written(audio: np.ndarray, rate: int, kind: str, subtype: str | None = None) -> bytes:
     out = io.BytesIO()
-    soundfile.write(out, sound, rate, format=kind, subtype=subtype)
+    soundfile.write(out, audio, rate, format=kind, subtype=subtype)
     return out.getvalue()
 
 
@@ -73,8 +73,8 @@ def test_channels_are_averaged():
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000])
 def test_other_rates_are_resampled(rate):
     """The result is that of one soxr call, however the audio is split into blocks."""
-    sound = np.stack([tone(9, rate), tone(9, rate, 1000)], axis=1)
-    pcm = np.round(sound * 32767).astype("<i2")
+    audio = np.stack([tone(9, rate), tone(9, rate, 1000)], axis=1)
+    pcm = np.round(audio * 32767).astype("<i2")
     got = decoded(wave_file(pcm.tobytes(), rate=rate, channels=2))
     mono = (pcm.astype(np.float64) / 32768).mean(axis=1).astype(np.float32)
     np.testing.assert_allclose(got, soxr.resample(mono, rate, RATE), atol=1e-6)
@@ -85,8 +85,8 @@ def test_other_rates_are_resampled(rate):
 @pytest.mark.parametrize("channels", [1, 2])
 def test_other_formats_are_decoded(kind, subtype, channels):
     rate = 48000
-    sound = np.stack([tone(2, rate)] * channels, axis=1)
-    got = decoded(written(sound, rate, kind, subtype))
+    audio = np.stack([tone(2, rate)] * channels, axis=1)
+    got = decoded(written(audio, rate, kind, subtype))
     assert got.size == pytest.approx(2 * RATE, abs=RATE / 10)
     spectrum = np.abs(np.fft.rfft(got[:RATE] * np.hanning(RATE)))
     assert spectrum.argmax() == 440  # Hz
@@ -121,9 +121,9 @@ def flac_that_says(frames: int) -> bytes:
     ("data", "message"),
     [
         (b"", "0 bytes of another format, wanted a WAV, FLAC, MP3 or Ogg file; convert it: ffmpeg"),
-        (b"MThd no sound", "13 bytes of another format"),
+        (b"MThd no audio", "13 bytes of another format"),
         (b"RIFF\xff\xff\xff\xffWAVE", "12 bytes that are damaged"),
-        (b"ID3\x03 no sound", "bytes that are damaged"),
+        (b"ID3\x03 no audio", "bytes that are damaged"),
         (b"fLaC" + bytes(64), "68 bytes that are damaged"),
         (b"OggS" + bytes(64), "68 bytes that are damaged"),
         (wave_file(b""), "no samples, wanted at least 1"),
@@ -261,7 +261,7 @@ def damaged(draw: Any) -> bytes:
 
 
 @given(st.one_of(damaged(), st.binary(max_size=200), st.binary(max_size=99).map(b"RIFF".__add__)))
-def test_any_bytes_are_sound_or_refused(data):
+def test_any_bytes_are_audio_or_refused(data):
     try:
         samples = decoded(data)
     except InvalidInput:

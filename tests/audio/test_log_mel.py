@@ -15,7 +15,7 @@ from tests.tolerance import LOG_MEL, LOG_MEL_FLOAT32
 RATE = 16000
 
 
-def sounds() -> dict[str, np.ndarray]:
+def clips() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     seconds = np.arange(5 * RATE) / RATE
     chirp = 0.5 * np.sin(2 * np.pi * (100 + 700 * seconds) * seconds)
@@ -30,32 +30,32 @@ def sounds() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("bins", [80, 128])
-@pytest.mark.parametrize("name", sounds())
+@pytest.mark.parametrize("name", clips())
 def test_features_equal_transformers(tmp_path, name, bins):
     theirs = transformers.WhisperFeatureExtractor(feature_size=bins)
     theirs.save_pretrained(tmp_path)
     ours = read_log_mel(tmp_path)
-    sound = sounds()[name]
-    got = ours.features(sound)
+    audio = clips()[name]
+    got = ours.features(audio)
     assert got.shape == (ours.frames, ours.bins) == (3000, bins)
     padded = np.zeros(30 * RATE, np.float32)
-    padded[: sound.size] = sound
+    padded[: audio.size] = audio
     [exact] = theirs._np_extract_fbank_features(padded[None], "cpu")
     np.testing.assert_allclose(got.T, exact, rtol=0, atol=LOG_MEL)
     # The result of `__call__` is computed by torch in float32.
-    [called] = theirs(sound, sampling_rate=RATE)["input_features"]
+    [called] = theirs(audio, sampling_rate=RATE)["input_features"]
     np.testing.assert_allclose(got.T, called, rtol=0, atol=LOG_MEL_FLOAT32)
 
 
 @pytest.mark.parametrize("samples", [30 * RATE + 1, 45 * RATE + 37, 60 * RATE, 61 * RATE + 159])
-def test_long_sound_has_features_as_long_as_it_is(tmp_path, samples):
+def test_long_audio_has_features_as_long_as_it_is(tmp_path, samples):
     theirs = transformers.WhisperFeatureExtractor()
     theirs.save_pretrained(tmp_path)
     rng = np.random.default_rng(samples)
-    sound = (rng.normal(0, 0.1, samples) * np.linspace(0, 1, samples)).astype(np.float32)
-    got = read_log_mel(tmp_path).features(sound)
+    audio = (rng.normal(0, 0.1, samples) * np.linspace(0, 1, samples)).astype(np.float32)
+    got = read_log_mel(tmp_path).features(audio)
     assert got.shape == (samples // 160, 80)
-    [exact] = theirs._np_extract_fbank_features(sound[None], "cpu")
+    [exact] = theirs._np_extract_fbank_features(audio[None], "cpu")
     np.testing.assert_allclose(got.T, exact, rtol=0, atol=LOG_MEL)
 
 
@@ -66,9 +66,9 @@ def test_a_file_with_other_sizes_is_read(tmp_path):
     theirs.save_pretrained(tmp_path)
     ours = read_log_mel(tmp_path)
     assert ours == LogMel(40, RATE, 512, 256, 2)
-    sound = sounds()["noise"][: 2 * RATE]
-    [exact] = theirs._np_extract_fbank_features(sound[None], "cpu")
-    np.testing.assert_allclose(ours.features(sound).T, exact, rtol=0, atol=LOG_MEL)
+    audio = clips()["noise"][: 2 * RATE]
+    [exact] = theirs._np_extract_fbank_features(audio[None], "cpu")
+    np.testing.assert_allclose(ours.features(audio).T, exact, rtol=0, atol=LOG_MEL)
 
 
 def test_a_newer_folder_has_them_in_another_file(tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import soundfile
-from fusewire.audio import Heard, LogMel, LongerSound, SoundProcesses, SoundReader
+from fusewire.audio import AudioProcesses, AudioReader, Heard, LogMel, LongerAudio
 from fusewire.errors import InvalidInput, Unavailable
 from fusewire.worker_processes import process
 
@@ -22,16 +22,16 @@ MOST_S, READ_S = 90, 40
 
 
 @pytest.fixture(scope="module")
-def sounds() -> Iterator[SoundProcesses]:
-    yield (made := SoundProcesses(LOG_MEL, MOST_S, READ_S))
+def processes() -> Iterator[AudioProcesses]:
+    yield (made := AudioProcesses(LOG_MEL, MOST_S, READ_S))
     made.kill()
     made.close()
 
 
 @pytest.fixture
-def own() -> Iterator[SoundProcesses]:
+def own() -> Iterator[AudioProcesses]:
     """Yields processes that start within the test."""
-    yield (made := SoundProcesses(LOG_MEL, MOST_S, READ_S))
+    yield (made := AudioProcesses(LOG_MEL, MOST_S, READ_S))
     made.kill()
     made.close()
 
@@ -54,30 +54,30 @@ def equal(found: Heard, wanted: Heard) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 30, 35])
-def test_features_are_those_that_a_thread_reads(sounds, seconds):
-    here = SoundReader(LOG_MEL, MOST_S)
+def test_features_are_those_that_a_thread_reads(processes, seconds):
+    here = AudioReader(LOG_MEL, MOST_S)
     for data in (spoken(noise(seconds)), flac(seconds)):
-        equal(sounds.file(data, "audio"), here.file(data, "audio"))
-    equal(sounds.samples(noise(seconds), "samples"), here.samples(noise(seconds), "samples"))
+        equal(processes.file(data, "audio"), here.file(data, "audio"))
+    equal(processes.samples(noise(seconds), "samples"), here.samples(noise(seconds), "samples"))
 
 
-def test_what_is_wrong_has_the_error_of_its_own(sounds):
+def test_what_is_wrong_has_the_error_of_its_own(processes):
     for data, words in ((b"MThd", "4 bytes of another format"), (b"fLaC" + bytes(9), "damaged")):
         with pytest.raises(InvalidInput, match=f"file: got .*{words}"):
-            sounds.file(data, "file")
+            processes.file(data, "file")
     with pytest.raises(InvalidInput, match="samples: got dtype float64"):
-        sounds.samples(np.zeros(9), "samples")
-    assert sounds.file(flac(1), "audio").seconds == 1
+        processes.samples(np.zeros(9), "samples")
+    assert processes.file(flac(1), "audio").seconds == 1
 
 
-def test_longer_sound_is_read_by_others_and_refused_here_where_nobody_would(sounds):
-    with pytest.raises(LongerSound):
-        sounds.file(flac(READ_S + 1), "audio")
-    with pytest.raises(LongerSound):
-        sounds.samples(noise(READ_S + 1), "samples")
+def test_longer_audio_is_read_by_others_and_refused_here_where_nobody_would(processes):
+    with pytest.raises(LongerAudio):
+        processes.file(flac(READ_S + 1), "audio")
+    with pytest.raises(LongerAudio):
+        processes.samples(noise(READ_S + 1), "samples")
     for read in (
-        lambda: sounds.file(flac(MOST_S + 1), "audio"),
-        lambda: sounds.samples(noise(MOST_S + 1), "audio"),
+        lambda: processes.file(flac(MOST_S + 1), "audio"),
+        lambda: processes.samples(noise(MOST_S + 1), "audio"),
     ):
         with pytest.raises(InvalidInput, match=r"audio: got \d+ samples, 91.0 s, .*, 90 s at"):
             read()
@@ -85,14 +85,14 @@ def test_longer_sound_is_read_by_others_and_refused_here_where_nobody_would(soun
 
 def test_features_of_any_length_come_back():
     """They are larger than other answers of a worker may be."""
-    sound = SoundProcesses(LogMel(1024, RATE, 400, 20, 1), 60, 60)
+    made = AudioProcesses(LogMel(1024, RATE, 400, 20, 1), 60, 60)
     try:
-        found = sound.samples(noise(50), "samples").features
+        found = made.samples(noise(50), "samples").features
         assert found.shape == (50 * RATE // 20, 1024)
         assert found.nbytes > process.MOST_BYTES
     finally:
-        sound.kill()
-        sound.close()
+        made.kill()
+        made.close()
 
 
 def test_a_decoder_that_crashes_harms_its_request_alone(own, monkeypatch):
@@ -109,13 +109,13 @@ def test_a_decoder_that_crashes_harms_its_request_alone(own, monkeypatch):
     assert own.file(data, "audio").seconds == 1
 
 
-def test_memory_of_a_sound_is_bounded(own, monkeypatch):
+def test_memory_of_an_audio_input_is_bounded(own, monkeypatch):
     _before_the_program(monkeypatch, "program._call_bytes = lambda *_: 1 << 20")
     with pytest.raises(InvalidInput, match=r"audio that cannot be read \(it takes too much memory"):
         own.samples(noise(30), "samples")
 
 
-def test_time_of_a_sound_is_bounded(own, monkeypatch):
+def test_time_of_an_audio_input_is_bounded(own, monkeypatch):
     own.file(flac(1), "audio")
     [its] = own._processes._all
     monkeypatch.setattr(own, "_deadline_s", 0.05)

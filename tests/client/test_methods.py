@@ -245,7 +245,7 @@ def test_what_cannot_be_right_is_refused_here(
         ("a\0b", "audio: got 'embedded null byte' for a\0b, wanted a file"),
     ],
 )
-def test_what_is_no_sound_is_refused_here(
+def test_what_is_no_audio_is_refused_here(
     call: Call, server: FakeTriton, audio: object, message: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):

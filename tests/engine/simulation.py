@@ -13,7 +13,6 @@ import numpy as np
 from fusewire.engine.costs import CostTable
 from fusewire.engine.encoder_admission import EncoderAdmission, sum_of_squares
 from fusewire.engine.expectation import Expectation
-from fusewire.engine.next_batch import next_batch
 from fusewire.engine.ready_queue import ReadyQueue
 from fusewire.engine.request import Request, Work
 from fusewire.errors import Overloaded
@@ -146,25 +145,12 @@ class Simulation:
 
     def give(self) -> list[Work]:
         """The next micro-batch, a work for each of its sequences."""
-        batch = next_batch(
-            self.ready.first(1024),
-            self.now,
-            self.admission.slack_s,
-            self.costs,
-            self.max_batch_tokens,
-            self.ready.served,
-            self.ready.first_left_out(1024),
+        members = self.ready.take(
+            self.now, self.admission.slack_s, self.costs, self.max_batch_tokens
         )
+        batch = [work for work, _ in members]
         assert batch, "the device is free, and something waits"
-        for work in batch:
-            self.ready.charge(
-                work, self.costs.share(self.of[work].length, self.of[work].length ** 2)
-            )
-            work.given += 1
         self.admission.correct(set(batch))
-        for work in set(batch):
-            if work.given == len(work.items):
-                self.ready.remove(work)
         self.admission.begin([self.of[work].length for work in batch])
         self.batches.append(batch)
         return batch

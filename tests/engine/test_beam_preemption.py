@@ -41,7 +41,7 @@ def preempting(engine: GenerationEngine, seed: int) -> None:
     chosen, step, scheduler = random.Random(seed), engine._loop.step, engine._loop.scheduler
 
     def disturbed(now: float) -> None:
-        running = [*scheduler._running, *scheduler._groups]
+        running = [*scheduler._running]
         ahead = engine._loop._look_ahead
         begun = ahead is not None and ahead._ahead is not None
         if running and not begun and chosen.random() < 0.3:

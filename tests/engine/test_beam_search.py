@@ -363,7 +363,7 @@ def test_python_does_little_more_for_more_searches(engine, monkeypatch):
                 whole(now)
             finally:
                 sys.setprofile(None)
-            groups = list(engine._loop.scheduler._groups)
+            groups = list(engine._loop.scheduler._running.groups)
             if len(groups) == searches and all(group.rows for group in groups):
                 found.append(calls)
 

@@ -137,7 +137,7 @@ def test_a_file_of_prompts_becomes_a_file_of_answers(writer: Path, tmp_path: Pat
     assert all(0 < row["output_tokens"] <= 32 for row in rows)
 
 
-def test_files_of_sound_are_written_down_with_times(tmp_path: Path) -> None:
+def test_files_of_audio_are_written_down_with_times(tmp_path: Path) -> None:
     folder = tmp_path / "whisper"
     folder.mkdir()
     tiny_whisper_folder(folder, seed=2)

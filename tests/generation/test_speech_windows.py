@@ -33,7 +33,7 @@ def test_a_text_is_kept_up_to_its_last_pair_of_timestamps(tokens, kept, advance)
     assert window_of(tokens, SPEECH) == Window(tokens[:kept], advance)
 
 
-def test_segments_have_the_times_of_the_whole_sound():
+def test_segments_have_the_times_of_the_whole_audio():
     window = Window([at(0.1), 1, at(0.4), at(0.5), 2], None)
     assert segments_at(window, 30.0, 0.98, SPEECH) == [
         Segment(30.1, 30.4, [1]),

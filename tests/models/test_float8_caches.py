@@ -71,7 +71,7 @@ def test_logits_are_as_right_as_those_of_transformers(tmp_path, model_type, most
 @pytest.mark.parametrize("model_type", ["bart", "t5"])
 def test_sources_are_read_from_it_too(tmp_path, model_type, most, place, float8):
     if place.dtype == "float16" and model_type == "t5":
-        pytest.skip("its hidden states outgrow float16, which is refused")
+        pytest.skip("its hidden states overflow float16, which is refused")
     reference = tiny_seq2seq(tmp_path, model_type).to(place.device)
     model = load_decoder(tmp_path, float8)
     sources = random_texts(model.source_vocab_size, (30, 1, 9, 64))

@@ -26,7 +26,7 @@ EVERY_ONE = pytest.mark.parametrize("model_type", SEQ2SEQ)
 
 def loaded(folder, place: Placement, model_type: str) -> Seq2SeqModel:
     if place.dtype == "float16" and "t5" in model_type:
-        pytest.skip("its hidden states outgrow float16, which is refused")
+        pytest.skip("its hidden states overflow float16, which is refused")
     model = load_decoder(folder, place)
     assert isinstance(model, Seq2SeqModel)
     return model
@@ -94,7 +94,7 @@ def test_logits_are_as_right_as_those_of_transformers(tmp_path, place, model_typ
 
 
 @pytest.mark.parametrize("place", GPU_HALVES[:1], indirect=True)
-def test_float16_is_refused_where_it_is_outgrown(tmp_path, place: Placement):
+def test_float16_is_refused_where_it_overflows(tmp_path, place: Placement):
     tiny_seq2seq(tmp_path, "t5")
     assert on_gpu(place)
     with pytest.raises(ConfigurationError, match=r"^dtype: got float16 .* wanted bfloat16"):

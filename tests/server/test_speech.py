@@ -1,4 +1,4 @@
-"""A real server with a Whisper folder: sounds in, texts out, whole and streamed."""
+"""A real server with a Whisper folder: audio in, texts out, whole and streamed."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ ASKED: dict[str, Any] = {
 }
 
 
-def sounds() -> list[np.ndarray]:
+def clips() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     seconds = np.arange(RATE) / RATE
     tones = [np.sin(2 * np.pi * pitch * seconds) for pitch in (200, 900, 3000)]
     made = [0.3 * tone + rng.normal(0, 0.05, RATE) for tone in tones]
     # As a file of 16 bits has them.
-    return [np.round(sound * 32767).astype(np.float32)[: RATE - 99] / 32768 for sound in made]
+    return [np.round(audio * 32767).astype(np.float32)[: RATE - 99] / 32768 for audio in made]
 
 
 def files() -> list[bytes]:
-    return [spoken(np.round(sound * 32768) / 32767) for sound in sounds()]
+    return [spoken(np.round(audio * 32768) / 32767) for audio in clips()]
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def transcripts(folder: Path, model: Any) -> list[list[int]]:
     """Of transformers, with timestamps."""
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     found = []
-    for sound in sounds():
-        features = extractor(sound, sampling_rate=RATE, return_tensors="pt").input_features
+    for audio in clips():
+        features = extractor(audio, sampling_rate=RATE, return_tensors="pt").input_features
         with torch.no_grad():
             made = model.generate(
                 features,
@@ -126,11 +126,11 @@ def test_what_is_said_is_what_transformers_writes(client, transcripts, folder) -
     assert len({one.text for one in found}) > 1
 
 
-def test_samples_files_and_paths_are_the_same_sound(client, tmp_path) -> None:
+def test_samples_files_and_paths_are_the_same_audio(client, tmp_path) -> None:
     path = tmp_path / "speech.wav"
     path.write_bytes(files()[1])
     with path.open("rb") as file:
-        many = (files()[1], path, sounds()[1], file)
+        many = (files()[1], path, clips()[1], file)
         texts = [client.transcribe(each, **ASKED) for each in many]
     assert texts[0]
     assert len(set(texts)) == 1
@@ -138,7 +138,7 @@ def test_samples_files_and_paths_are_the_same_sound(client, tmp_path) -> None:
         client.transcribe(io.StringIO("text"), **ASKED)
 
 
-def test_other_rates_and_formats_are_the_same_sound(client) -> None:
+def test_other_rates_and_formats_are_the_same_audio(client) -> None:
     pitch = np.sin(2 * np.pi * 440 * np.arange(RATE // 2) / RATE)
     wave = spoken(0.3 * pitch.astype(np.float32))
     flac = io.BytesIO()
@@ -156,25 +156,25 @@ def test_a_text_comes_in_pieces_and_its_segments_with_the_last(client) -> None:
     assert [piece.segments for piece in pieces] == [*[None] * (len(pieces) - 1), whole.segments]
 
 
-def test_long_sound_comes_window_by_window(client, model, folder) -> None:
-    sound = np.concatenate([*sounds(), *sounds()[:1]])
+def test_long_audio_comes_window_by_window(client, model, folder) -> None:
+    audio = np.concatenate([*clips(), *clips()[:1]])
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     features = extractor(
-        sound, sampling_rate=RATE, return_tensors="pt", truncation=False, padding="longest"
+        audio, sampling_rate=RATE, return_tensors="pt", truncation=False, padding="longest"
     ).input_features
     with torch.no_grad():
         tokens = model.generate(
             features, task="transcribe", return_timestamps=True, num_beams=1, **ASKED
         )
-    found = client.transcribe(sound, return_timestamps=True, details=True, **ASKED)
+    found = client.transcribe(audio, return_timestamps=True, details=True, **ASKED)
     assert found.text == words(tokens[0].tolist(), folder)
-    assert found.usage.prompt_tokens == (len(sound) // 160 + 1) // 2
+    assert found.usage.prompt_tokens == (len(audio) // 160 + 1) // 2
     assert found.usage.completion_tokens == tokens.shape[1]
-    pieces = list(client.transcribe(sound, stream=True, details=True, **ASKED))
+    pieces = list(client.transcribe(audio, stream=True, details=True, **ASKED))
     assert len(pieces) > 2
     assert "".join(piece.text for piece in pieces) == found.text
     options = {"return_timestamps": True, "details": True, **ASKED}
-    pieces = list(client.transcribe(sound, stream=True, **options))
+    pieces = list(client.transcribe(audio, stream=True, **options))
     assert [each for piece in pieces for each in piece.segments] == found.segments
     frames = [segment.seek for segment in found.segments]
     assert frames == sorted(frames)
@@ -182,15 +182,15 @@ def test_long_sound_comes_window_by_window(client, model, folder) -> None:
 
 
 def test_words_have_times_where_they_are_asked_for(client) -> None:
-    sound = np.concatenate(sounds())
+    audio = np.concatenate(clips())
     options = {"return_timestamps": "word", "details": True, **ASKED}
-    found = client.transcribe(sound, **options)
+    found = client.transcribe(audio, **options)
     words = [word for segment in found.segments for word in segment.words]
     assert "".join(word.word for word in words) == found.text
-    assert all(0 <= word.start <= word.end <= len(sound) / RATE for word in words)
-    pieces = list(client.transcribe(sound, stream=True, **options))
+    assert all(0 <= word.start <= word.end <= len(audio) / RATE for word in words)
+    pieces = list(client.transcribe(audio, stream=True, **options))
     assert [each for piece in pieces for each in piece.segments] == found.segments
-    plain = client.transcribe(sound, **{**options, "return_timestamps": True})
+    plain = client.transcribe(audio, **{**options, "return_timestamps": True})
     assert {segment.words for segment in plain.segments} == {None}
 
 
@@ -279,8 +279,8 @@ def test_a_prompt_stands_before_the_text(door, client, folder) -> None:
 
 
 def test_subtitles_come_as_text(door) -> None:
-    sound = np.concatenate([*sounds(), *sounds()[:1]])
-    wave = spoken(np.round(sound * 32768) / 32767)
+    audio = np.concatenate([*clips(), *clips()[:1]])
+    wave = spoken(np.round(audio * 32768) / 32767)
     for form, begin in (("srt", "1\n00:00:00,"), ("vtt", "WEBVTT\n\n00:00:00."), ("text", "")):
         text = door.audio.transcriptions.create(
             file=("a.wav", wave), response_format=form, **ASKED_AS_FORM
@@ -304,7 +304,7 @@ def test_subtitles_come_as_text(door) -> None:
             spoken(np.zeros(9, np.float32)),
             {"prompt": "a<|de|>"},
             400,
-            "prompt: got id 83, wanted ids of words",
+            "prompt: got id 83, wanted ids of text tokens",
         ),
         (
             spoken(np.zeros(9, np.float32)),
@@ -351,7 +351,7 @@ def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> 
 @pytest.mark.parametrize(
     ("audio", "options", "message"),
     [
-        (b"MThd no sound", {}, "audio: got .* of another format.*ffmpeg"),
+        (b"MThd no audio", {}, "audio: got .* of another format.*ffmpeg"),
         (b"", {}, "audio: got 0 bytes"),
         (spoken(np.zeros(9, np.float32), rate=999), {}, "audio: got audio at 999 Hz"),
         (
@@ -366,7 +366,7 @@ def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> 
     ],
     ids=str,
 )
-def test_bad_sound_is_refused_and_leaves_others_alone(server, audio, options, message) -> None:
+def test_bad_audio_is_refused_and_leaves_others_alone(server, audio, options, message) -> None:
     address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
     with fusewire_client.Client(address) as client:
         before = client.transcribe(files()[2], **ASKED)
@@ -375,6 +375,6 @@ def test_bad_sound_is_refused_and_leaves_others_alone(server, audio, options, me
         assert client.transcribe(files()[2], **ASKED) == before
 
 
-def test_a_sound_is_not_asked_of_a_model_of_texts(folder, model, tmp_path) -> None:
+def test_an_audio_input_is_not_asked_of_a_model_of_texts(folder, model, tmp_path) -> None:
     with pytest.raises(ConfigurationError, match="task: got generate for whisper, a model of spee"):
         import_folder(folder, tmp_path, name="w", settings={"task": "generate"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from fusewire.models import blueprint_of, read_config
-from fusewire.models.blueprint import Norm
+from fusewire.models.stored_weights import Norm
 from fusewire.smoothing.channels import channels_of
 from safetensors.numpy import load_file, save_file
 

@@ -14,8 +14,9 @@ import transformers
 from fusewire.errors import ConfigurationError
 from fusewire.models import DECODERS, blueprint_of, load_decoder, read_config
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import Blueprint, Layer, Norm
+from fusewire.models.blueprint import Blueprint, Layer
 from fusewire.models.decoder import DecoderModel
+from fusewire.models.stored_weights import Norm
 from fusewire.placement import Placement
 from fusewire.serving.served_files import descriptions
 from fusewire.smoothing import check_smooth, smoothed

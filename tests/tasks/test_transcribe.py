@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fusewire.audio import LogMel, SoundReader
+from fusewire.audio import AudioReader, LogMel
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.parameter_reader import ParameterReader
-from fusewire.generation.prompt import Sound
+from fusewire.generation.prompt import AudioFeatures
 from fusewire.generation.speech import SpeechTokens
 from fusewire.tasks.transcribe import TranscribeRequest, read
 
 from tests.audio.waves import wave_file
 
-SOUND = LogMel(20, 16000, 400, 160, 1)
+LOG_MEL = LogMel(20, 16000, 400, 160, 1)
 SPEECH = SpeechTokens({"en": 51, "de": 52}, {"transcribe": 53, "translate": 54}, 59, 5, 0.02, 50)
 LIMITS = GenerationLimits(110, 64, 512, 8, SourceLimits(0, 50, ""), SPEECH, 2)
 PCM = (np.arange(-800, 800) * 20).astype("<i2")
@@ -30,11 +30,11 @@ def asked(parameters: dict[str, Any] | None = None, **inputs: Any) -> Transcribe
         name: value if isinstance(value, np.ndarray) else np.array([value], object)
         for name, value in inputs.items()
     }
-    sound = SoundReader(SOUND, LIMITS.max_audio_seconds)
-    return read(arrays, parameters or {}, ParameterReader(LIMITS), sound)
+    audio = AudioReader(LOG_MEL, LIMITS.max_audio_seconds)
+    return read(arrays, parameters or {}, ParameterReader(LIMITS), audio)
 
 
-def test_a_file_its_base64_and_its_samples_are_one_sound():
+def test_a_file_its_base64_and_its_samples_are_one_audio_input():
     samples = PCM.astype(np.float32) / 32768
     found = [
         asked(audio=WAVE),
@@ -43,8 +43,8 @@ def test_a_file_its_base64_and_its_samples_are_one_sound():
         asked(samples=samples),
     ]
     for one in found:
-        assert isinstance(one.prompt, Sound)
-        np.testing.assert_array_equal(one.prompt.features, SOUND.features(samples))
+        assert isinstance(one.prompt, AudioFeatures)
+        np.testing.assert_array_equal(one.prompt.features, LOG_MEL.features(samples))
 
 
 def test_segments_ask_for_timestamps():

@@ -20,13 +20,13 @@ from fusewire.engine.generation import GenerationEngine, Ticket
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import FusewireError, InvalidInput, QueueFull, Unavailable
 from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import AudioFeatures, read_prompt
 from fusewire.generation.prompt import Prompt as CheckedPrompt
-from fusewire.generation.prompt import Sound, read_prompt
 from fusewire.generation.request import GenerationRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 # Reads an audio input when it is its turn, since features take memory. Raises InvalidInput.
-Unread = Callable[[], Sound]
+Unread = Callable[[], AudioFeatures]
 
 # Prompts that are submitted together; with more, the device would wait longer for the first.
 _TOGETHER = 128
@@ -132,13 +132,13 @@ class _Giving:
         self._work = work
         self._finished = finished
         # At most as many audio inputs wait as run, which suffices to always have a next one.
-        self._most = 2 * engine.settings.max_sequences if engine.sound is not None else len(work)
-        self._read: Sound | None = None  # the next audio input, if it has been read
+        self._most = 2 * engine.settings.max_sequences if engine.log_mel is not None else len(work)
+        self._read: AudioFeatures | None = None  # the next audio input, if it has been read
 
     def give(self) -> bool:
         """Submits work for a moment. Returns whether the engine may admit more."""
         until = time.monotonic() + REFRESH_S
-        together = _TOGETHER if self._engine.sound is None else 1  # audio takes long to read
+        together = _TOGETHER if self._engine.log_mel is None else 1  # audio takes long to read
         while self._left:
             if time.monotonic() > until:
                 return True

@@ -15,9 +15,9 @@ from fusewire.api.arguments import listed
 from fusewire.api.generating_model import GeneratingModel
 from fusewire.api.offline import answers
 from fusewire.api.outputs import RequestOutput
-from fusewire.audio import SoundReader
+from fusewire.audio import AudioReader
 from fusewire.errors import InvalidInput, type_name
-from fusewire.generation.prompt import Sound
+from fusewire.generation.prompt import AudioFeatures
 from fusewire.generation.speech_words import Word, timed_words
 
 Audio = bytes | str | Path | BinaryIO | NDArray[np.float32]
@@ -113,8 +113,8 @@ class Transcriber(GeneratingModel):
             max_audio_seconds=max_audio_seconds,
             threads=threads,
         )
-        assert self.engine.sound is not None  # the model is one of speech
-        self._reader = SoundReader(self.engine.sound, self.engine.limits.max_audio_seconds)
+        assert self.engine.log_mel is not None  # the model is one of speech
+        self._reader = AudioReader(self.engine.log_mel, self.engine.limits.max_audio_seconds)
 
     def transcribe(
         self,
@@ -152,24 +152,24 @@ class Transcriber(GeneratingModel):
         many: Any = [audio] if one else listed(_FIELD, audio, "audio files")
         named = {"language": language, "task": task, "return_timestamps": return_timestamps}
         asked = {**parameters, **{name: v for name, v in named.items() if v is not None}}
-        sounds = []
+        unread = []
         for index, one in enumerate(many):
             try:
-                sounds.append(partial(self._sound, _checked(one)))
+                unread.append(partial(self._features, _checked(one)))
             except InvalidInput as error:
                 raise error.at(f"{_FIELD}[{index}]") from None
-        requested = [asked] * len(sounds)
+        requested = [asked] * len(unread)
         timed = bool(self.engine.parameters(**asked).return_timestamps)
-        outputs = answers(self.engine, sounds, requested, shown=use_tqdm, field=_FIELD)
+        outputs = answers(self.engine, unread, requested, shown=use_tqdm, field=_FIELD)
         return [self._transcript(output, timed=timed) for output in outputs]
 
-    def _sound(self, audio: Any) -> Sound:
+    def _features(self, audio: Any) -> AudioFeatures:
         if isinstance(audio, np.ndarray):
             heard = self._reader.samples(audio, _FIELD)
         else:
             data = bytes(audio) if isinstance(audio, (bytes, bytearray)) else _contents(audio)
             heard = self._reader.file(data, _FIELD)
-        return Sound(heard.features, heard.frames)
+        return AudioFeatures(heard.features, heard.frames)
 
     def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:
         best, tokenizer = output.outputs[0], self.engine.tokenizer

@@ -17,13 +17,13 @@ from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
 _READS = Reads("audio process", "audio", "cut it where nobody speaks, and send the parts")
 
 
-class LongerSound(Exception):
+class LongerAudio(Exception):
     """Audio that is longer than these processes read, but not longer than a request may send."""
 
 
-class SoundProcesses:
-    """A SoundReader with one worker process per calling thread. Raises LongerSound, and Unavailable
-    where no process can read."""
+class AudioProcesses:
+    """An AudioReader with one worker process per calling thread. Raises LongerAudio, and
+    Unavailable where no process can read."""
 
     def __init__(self, log_mel: LogMel, most_seconds: int, read_seconds: int) -> None:
         """`most_seconds`: the longest audio that a request may send. `read_seconds`: the longest
@@ -47,7 +47,7 @@ class SoundProcesses:
     def samples(self, array: NDArray[Any], field: str) -> Heard:
         samples = checked_samples(array, self._rate, self._most_seconds * self._rate, field)
         if samples.size > self._read_seconds * self._rate:
-            raise LongerSound
+            raise LongerAudio
         return self._heard(field, np.ascontiguousarray(samples).data.cast("B"), decoded=True)
 
     def kill(self) -> None:
@@ -67,7 +67,7 @@ class SoundProcesses:
             self._most_body_bytes,
         )
         if answer["result"] is None:
-            raise LongerSound
+            raise LongerAudio
         features = answer["body"].view(np.float32).reshape(answer["result"]["shape"])
         samples = answer["result"]["samples"]
         return Heard(features, self._heard_frames(samples), samples, self._rate)

@@ -28,7 +28,7 @@ class Heard:
         return self.samples / self.sampling_rate
 
 
-class ReadsSound(Protocol):
+class ReadsAudio(Protocol):
     """Reads audio. `field`: the input that errors name."""
 
     def file(self, data: bytes, field: str) -> Heard:
@@ -38,7 +38,7 @@ class ReadsSound(Protocol):
         """Reads samples. Raises InvalidInput as `checked_samples`."""
 
 
-class SoundReader:
+class AudioReader:
     """Reads audio of at most `most_seconds` for one model, in the calling thread. Takes some 0.1 s
     for every 30 s of audio."""
 

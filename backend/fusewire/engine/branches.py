@@ -56,7 +56,7 @@ class Generation:
     place: Place  # its place in the admission
     beams: BeamGroup | None = None
     prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
-    # What the decoder begins with, where texts are to be aligned with their source; and for sound
+    # What the decoder begins with, where texts are to be aligned with their source; and for audio
     # the number of its positions that tokens are aligned with.
     decoder_ids: Sequence[int] = ()
     heard: int = 0

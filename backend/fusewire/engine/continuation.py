@@ -44,7 +44,7 @@ class Delta:
     length_penalty. `alignment`, with the last one of a text, where it was asked for.
 
     For a model of speech: `language`, where it knows several; `segments`, what is said when, with
-    the last one of a text, or those that it adds to the text of a sound that is longer than the
+    the last one of a text, or those that it adds to the text of audio that is longer than the
     model hears at once; `token_ends`, with the last one of a text, where words are timed: when each
     of its tokens has been said, in seconds after the beginning of what was heard; `temperature`:
     that at which a window was decoded which may be decoded again; `no_speech_prob`: the probability
@@ -78,7 +78,7 @@ class Delta:
         return [*self.before] if self.token is None else [*self.before, self.token]
 
     def decoded_window(self, seek: int) -> DecodedWindow:
-        """The window that begins at frame `seek` of a sound and whose text ends with this delta."""
+        """The window from frame `seek` of the audio on, whose text ends with this delta."""
         mean = self.cumulative_logprob / max(1, self.num_output_tokens)
         return DecodedWindow(seek, mean, self.temperature, self.no_speech_prob)
 

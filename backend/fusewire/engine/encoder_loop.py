@@ -20,12 +20,19 @@ from fusewire.engine.admission_block import AdmissionBlock
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.encoder_admission import EncoderAdmission, sum_of_squares
 from fusewire.engine.expectation import Expectation
-from fusewire.engine.micro_batches import Member
-from fusewire.engine.next_batch import next_batch
 from fusewire.engine.progress import Progress
 from fusewire.engine.reading_lanes import Lane, ReadingLanes
 from fusewire.engine.ready_queue import ReadyQueue
-from fusewire.engine.request import CANCELLED, CLOSED, Answer, Counts, Request, Work, failure
+from fusewire.engine.request import (
+    CANCELLED,
+    CLOSED,
+    Answer,
+    Counts,
+    Member,
+    Request,
+    Work,
+    failure,
+)
 from fusewire.errors import Cancelled, DeadlineExceeded, FusewireError, Unavailable
 from fusewire.tasks.task import Reader
 
@@ -48,8 +55,6 @@ LIGHT_TOKENS = 512
 _MOST_HERE_S = 0.02
 # Micro-batches that each lane reads ahead: pixels of images take memory.
 _READ_AHEAD = 2
-# How many of the works that wait are looked at for a micro-batch.
-_LOOKED_AT = 1024
 # Far more than a micro-batch takes: a device that has hung must not hang the program's end.
 _LONGEST_MICRO_BATCH_S = 60.0
 
@@ -287,9 +292,26 @@ class EncoderLoop:
 
     def _turn(self) -> list[Member]:
         """The next micro-batch."""
+        self._drop_late()
+        with self._changed:
+            members = self._ready.take(
+                time.monotonic(),
+                self._admission.slack_s,
+                self._costs,
+                self._engine.settings.max_batch_tokens,
+            )
+            changed = dict.fromkeys(work for work, _ in members)
+            self._given += [work for work in changed if work.given == len(work.items)]
+            self._changed.notify_all()  # there is room to read ahead
+        self._admission.correct(changed)
+        return members
+
+    def _drop_late(self) -> None:
+        """Ends those of the first in the queue that cannot be computed in time any more, until one
+        of them can, or none waits."""
         while True:
             with self._changed:
-                ready = self._ready.first(_LOOKED_AT)
+                ready = self._ready.first()
             ended = [work for work in ready if self._ended_early(work)]
             late = [work for work in ready if not work.ended and self._is_late(work)]
             # One is computed in any case: else a prediction that is wrong would never be corrected.
@@ -302,32 +324,7 @@ class EncoderLoop:
                 for work in ended:
                     self._ready.remove(work)
                 if len(ended) < len(ready) or not len(self._ready):
-                    break
-        with self._changed:
-            ready = [work for work in self._ready.first(_LOOKED_AT) if not work.ended]
-            members: list[Member] = []
-            changed: dict[Work, None] = {}
-            for work in next_batch(
-                ready,
-                time.monotonic(),
-                self._admission.slack_s,
-                self._costs,
-                self._engine.settings.max_batch_tokens,
-                self._ready.served,
-                self._ready.first_left_out(_LOOKED_AT),
-            ):
-                length = len(work.items[work.given].tokens)
-                self._ready.charge(work, self._costs.share(length, length * length))
-                members.append((work, work.given))
-                work.given += 1
-                changed[work] = None
-            for work in changed:
-                if work.given == len(work.items):
-                    self._given.append(work)
-                    self._ready.remove(work)
-            self._changed.notify_all()  # there is room to read ahead
-        self._admission.correct(changed)
-        return members
+                    return
 
     def _is_late(self, work: Work) -> bool:
         """Whether a work can no longer be computed in time, even alone, as predicted."""

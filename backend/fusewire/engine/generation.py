@@ -42,7 +42,7 @@ from fusewire.engine.token_times import TokenTimes
 from fusewire.errors import InvalidInput
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt, Sound, read_prompt
+from fusewire.generation.prompt import AudioFeatures, Prompt, read_prompt
 from fusewire.generation.request import GenerationRequest
 from fusewire.models import SpeechModel
 from fusewire.text.detokenizer import Detokenizer
@@ -75,7 +75,7 @@ class GenerationEngine:
         limit_tokenizer_threads(settings.threads)
         self.model = model or load_model(folder, settings, device)
         self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
-        self.sound, self.speech = speech_of(self.model, self.folder)
+        self.log_mel, self.speech = speech_of(self.model, self.folder)
         timestamps = (
             range(self.speech.timestamp_begin, self.model.vocab_size) if self.speech else ()
         )
@@ -150,7 +150,7 @@ class GenerationEngine:
         generation_config.json; InvalidInput."""
         return read_parameters(asked, self.limits, self.defaults)
 
-    def generate(self, prompt: str | Sequence[int] | Sound, /, **asked: Any) -> Deltas:
+    def generate(self, prompt: str | Sequence[int] | AudioFeatures, /, **asked: Any) -> Deltas:
         """Takes a request, as `submit` does, and returns its deltas, as they come; `asked` as for
         `parameters`. Leaving the iterator cancels what has not ended."""
         parameters = self.parameters(**asked)
@@ -183,11 +183,11 @@ class GenerationEngine:
             deadline = time.monotonic() + self.settings.slo_ms / 1000
         prompt, field = request.prompt, request.prompt_field
         if self._hearing is not None:
-            if not isinstance(prompt, Sound):
+            if not isinstance(prompt, AudioFeatures):
                 wanted = "audio for a speech model"
                 raise InvalidInput(field or "text_input", "a text", wanted, "send audio")
             return self._hearing.submit(prompt, request, deadline, callback)
-        if isinstance(prompt, Sound):
+        if isinstance(prompt, AudioFeatures):
             wanted = "a text or ids for a model that reads no speech"
             raise InvalidInput(field or "audio", "audio", wanted, "send a text or ids")
         if not isinstance(prompt, (Prompt, str)):  # ids need no tokenising

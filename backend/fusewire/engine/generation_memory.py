@@ -30,13 +30,13 @@ def limits_of(
     model: DecoderModel, settings: GenerationSettings, speech: SpeechTokens | None = None
 ) -> GenerationLimits:
     """The limits of requests. ConfigurationError when the settings ask for more positions than the
-    model has, or for less than the sound that a model of `speech` reads."""
+    model has, or for less than the audio that a model of `speech` reads."""
     check_max_length(settings.max_length, model.max_length)
     longest = settings.max_length or model.max_length
     tokens = longest * MOST_FULL_SEQUENCES
     source = None
     if isinstance(model, SpeechModel):
-        source = _sound_limits(model, settings)
+        source = _audio_limits(model, settings)
     elif isinstance(model, Seq2SeqModel):
         source = _source_limits(model, settings)
     return GenerationLimits(
@@ -50,7 +50,7 @@ def limits_of(
     )
 
 
-def _sound_limits(model: SpeechModel, settings: GenerationSettings) -> SourceLimits:
+def _audio_limits(model: SpeechModel, settings: GenerationSettings) -> SourceLimits:
     if settings.max_batch_tokens < model.max_source_length:
         raise ConfigurationError(
             f"max_batch_tokens: got {settings.max_batch_tokens}, wanted at least "

@@ -67,21 +67,15 @@ class GenerationQueue:
     def begin(self, sequence: GenerationSequence) -> None:
         """Takes out a sequence that runs from here on. Its tenant is charged where tenants have
         turns; one that was preempted was charged before."""
-        self._first = None
-        if _is_timed(sequence):
-            self._remove_timed(sequence)
-        else:
+        if not _is_timed(sequence):
             self._untimed.charge(sequence, sequence.cost_s)
-            self._untimed.remove(sequence)
+        self.remove(sequence)
 
     def remove(self, sequence: GenerationSequence) -> None:
         self._first = None
-        if _is_timed(sequence):
-            self._remove_timed(sequence)
-        else:
+        if not _is_timed(sequence):
             self._untimed.remove(sequence)
-
-    def _remove_timed(self, sequence: GenerationSequence) -> None:
+            return
         place = bisect_left(self._timed, _order(sequence), key=_order)
         assert self._timed[place] is sequence
         del self._timed[place]
@@ -100,7 +94,7 @@ class GenerationQueue:
 
 
 def _is_timed(sequence: GenerationSequence) -> bool:
-    return sequence.deadline is not None or sequence.started or sequence.goes_on
+    return sequence.deadline is not None or _is_on_its_way(sequence)
 
 
 def _is_on_its_way(sequence: GenerationSequence) -> bool:

@@ -26,13 +26,13 @@ from itertools import count
 from fusewire.engine.beam_pasts import pasts_of
 from fusewire.engine.beam_rows import BeamRowsOf
 from fusewire.engine.capacity import check_capacity
-from fusewire.engine.decode_rows import DecodeRows
 from fusewire.engine.generation_queue import GenerationQueue
-from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
+from fusewire.engine.generation_sequence import RANK, GenerationSequence, State
 from fusewire.engine.generation_step import Chunk, Step
 from fusewire.engine.groups_of_step import beams_of, pages_for_forks, returns, to_store
-from fusewire.engine.kv_cache import KvCache, OutOfPages
-from fusewire.engine.sequence_pages import SequencePages
+from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.running_sequences import RunningSequences
+from fusewire.engine.sequence_admission import SequenceAdmission
 from fusewire.errors import ConfigurationError
 
 
@@ -69,23 +69,16 @@ class GenerationScheduler:
                 "token for each of max_sequences; raise it or lower max_sequences"
             )
         self.preemptions = 0
-        self._running = Ranked()  # without beams
-        self._rows = DecodeRows(cache.page_size)  # those of `_running` with one token left
-        self._prompts = Ranked()  # the others of `_running`
-        self._groups = Ranked()  # groups that run
-        self._beams = 0  # slots of groups that run
+        self._running = RunningSequences(cache.page_size)
         self._waiting = GenerationQueue()
-        self._slots = 0  # slots that running sequences take: one for each of their continuations
-        # The sequence that was refused and the pages that it wanted: the pages of a long prompt are
-        # not looked up again and again while it waits.
-        self._refused: tuple[GenerationSequence, int] | None = None
+        self._admission = SequenceAdmission(cache, self._waiting, self._running, max_sequences)
         self._checked: tuple[int, ...] = ()  # how large the last one was that could run
         self._arrivals = count()
         self._branches = count(1)
 
     @property
     def running(self) -> int:
-        return len(self._running) + len(self._groups)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -93,7 +86,7 @@ class GenerationScheduler:
 
     def sequences(self) -> list[GenerationSequence]:
         """All sequences that run or wait."""
-        return [*self._running, *self._groups, *self._waiting]
+        return [*self._running, *self._waiting]
 
     def check(self, sequence: GenerationSequence) -> None:
         """InvalidInput when the sequence could never run, however empty the cache is. From any
@@ -113,49 +106,52 @@ class GenerationScheduler:
     def plan(self, now: float) -> Step:
         """The next step; `now` is seconds on the clock of deadlines."""
         expired, preempted = self._expire(now), []
-        self._begin_rows()
+        self._running.begin_rows()
         while (last := self._in_the_way()) is not None:
             self._preempt(last)
             preempted.append(last)
         copies = self._grow()
-        step = Step(self._rows.decodes(), copies=copies, preempted=preempted, expired=expired)
+        decodes = self._running.rows.decodes()
+        step = Step(decodes, copies=copies, preempted=preempted, expired=expired)
         budget = self._continue(step)
-        self._admit(step, budget)
-        step.resumed = [group for group in self._groups if group.returning and returns(group, step)]
+        self._admission.admit(step, budget)
+        groups = self._running.groups
+        step.resumed = [group for group in groups if group.returning and returns(group, step)]
         return step
 
     def plan_ahead(self, step: Step, now: float) -> Step | None:
         """The step after one that is `done`, while nobody has read the tokens that it gave: all its
         sequences are taken to go on, and what is computed of one that ended is in vain. None where
         others are to run too, or pages are short: read the tokens, and `plan`."""
-        if not self._rows.are_of(step.decodes.rows):
+        running = self._running
+        if not running.rows.are_of(step.decodes.rows):
             return None
         # Those whose prompt is stored go on with the token that nobody has read.
-        if any([each.left for each in self._prompts]) or (step.prompts and self._groups):
+        if any([each.left for each in running.prompts]) or (step.prompts and running.groups):
             return None
-        budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - self._beams
-        if (waiting := self._waiting.first) and not self._must_wait(waiting, budget):
+        budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - running.beams
+        if (waiting := self._waiting.first) and not self._admission.must_wait(waiting, budget):
             return None
-        if self._groups:
+        if running.groups:
             return self._plan_groups_ahead(step, now)
         wanted = sum(
             self._cache.wanted(sequence.pages, sequence.stored + 1)
-            for sequence in [*self._rows.growing, *self._prompts]
+            for sequence in [*running.rows.growing, *running.prompts]
             if sequence.pages is not None
         )
         if wanted > self._cache.available:
             return None
-        for sequence in self._prompts:
-            self._rows.join(sequence)
-        self._prompts.clear()
+        for sequence in running.prompts:
+            running.rows.join(sequence)
+        running.prompts.clear()
         copies = self._grow()
         assert not copies  # only a fork shares a page that is not full, and its step is planned
-        return Step(self._rows.decodes(), expired=self._expire(now))
+        return Step(running.rows.decodes(), expired=self._expire(now))
 
     def _plan_groups_ahead(self, step: Step, now: float) -> Step | None:
         """As `plan_ahead`, for a step of groups alone. Pages for the forks after it are not
         reserved yet, as those for the forks before it are not taken."""
-        groups = [*self._groups]
+        groups = [*self._running.groups]
         first = groups[0].rows
         # All as one step left them, and their beams go on after this one.
         if step.decodes.rows.sequences or not isinstance(first, BeamRowsOf):
@@ -169,7 +165,7 @@ class GenerationScheduler:
         reserved = rows.pages_for_forks(2)
         if reserved and sum(reserved) > self._cache.available:
             return None
-        decodes, expired = self._rows.decodes(), self._expire(now)
+        decodes, expired = self._running.rows.decodes(), self._expire(now)
         return Step(
             decodes, groups=groups, beams=rows.most_rows, reserved=reserved, expired=expired
         )
@@ -180,7 +176,7 @@ class GenerationScheduler:
         last token says holds for all of them."""
         for pages in step.sources:
             self._cache.store_source(pages)
-            self._refused = None  # it may find this source's pages
+            self._admission.look_again()  # it may find this source's pages
         self._store_decodes(step.decodes.rows.sequences)
         forked = []
         for sequence, first, tokens in step.prompts:
@@ -191,11 +187,11 @@ class GenerationScheduler:
                 continue
             self._cache.advance(sequence.pages, sequence.token_ids, sequence.stored)
             if tokens > 1 and sequence.left == 0:
-                self._refused = None  # it may find this prompt's pages
+                self._admission.look_again()  # it may find this prompt's pages
             if sequence.continuations > 1 and sequence.left == 0:
                 more = sequence.continuations - 1
                 sequence.continuations = 1
-                self._slots -= more
+                self._running.slots -= more
                 forked.append((sequence, [self.fork(sequence) for _ in range(more)]))
         for group in step.resumed:
             if group.pages is not None:
@@ -206,18 +202,17 @@ class GenerationScheduler:
     def fork(self, sequence: GenerationSequence) -> GenerationSequence:
         """A second running sequence that goes on from the same tokens, in the same pages.
         ValueError unless `sequence` runs, is past its prompt, and a slot is free."""
-        if sequence.pages is None or sequence.left > 1 or self._slots >= self._max_sequences:
+        running = self._running
+        if sequence.pages is None or sequence.left > 1 or running.slots >= self._max_sequences:
             raise ValueError(
                 f"sequence: got one {sequence.state.value} with {sequence.left} tokens left and "
-                f"{self._slots} of {self._max_sequences} slots taken, wanted one running past its "
-                "prompt and a free slot"
+                f"{running.slots} of {self._max_sequences} slots taken, wanted one running past "
+                "its prompt and a free slot"
             )
         twin = sequence.twin(self._cache.fork(sequence.pages), next(self._branches))
-        self._running.add(twin)
-        self._prompts.add(twin)
-        if sequence in self._rows:
-            self._rows.growing[sequence] = None  # its last page may be both's
-        self._slots += 1
+        running.add(twin)
+        if sequence in running.rows:
+            running.rows.growing[sequence] = None  # its last page may be both's
         return twin
 
     def finish(self, sequence: GenerationSequence) -> None:
@@ -235,40 +230,32 @@ class GenerationScheduler:
             sequence.state = State.FINISHED
         return expired
 
-    def _begin_rows(self) -> None:
-        """Lets sequences whose prompts are stored take a token in every step from here on. One that
-        is yet to be forked has its last prompt token left."""
-        ready = [each for each in self._prompts if each.left == 1 and each.continuations == 1]
-        for sequence in ready:
-            self._prompts.remove(sequence)
-            self._rows.join(sequence)
-
     def _in_the_way(self) -> GenerationSequence | None:
         """The last of the running sequences, unless all have room for their next token without
         preempting it. Asked before any page is given, so no page that is copied from is given away
         in the same step."""
         if self.running <= 1:  # one alone has all pages
             return None
-        if len(self._running) + self._beams <= self._cache.available:  # each wants one at most
+        if self._running.most_pages <= self._cache.available:
             return None
         wanted = sum(
             self._cache.wanted(sequence.pages, sequence.stored + 1)
-            for sequence in [*self._rows.growing, *self._prompts]
+            for sequence in [*self._running.rows.growing, *self._running.prompts]
             if sequence.pages is not None and sequence.left
         )
-        wanted += sum(pages_for_forks(self._groups, self._cache))
+        wanted += sum(pages_for_forks(self._running.groups, self._cache))
         if wanted <= self._cache.available:
             return None
-        return max((each[-1] for each in (self._running, self._groups) if each), key=RANK)
+        return self._running.last
 
     def _grow(self) -> list[tuple[int, int]]:
         """Makes room for the next token of each row; returns the page copies to make."""
-        copies = []
-        for sequence in self._rows.growing:
+        copies, rows = [], self._running.rows
+        for sequence in rows.growing:
             assert sequence.pages is not None
             copies += self._cache.reserve(sequence.pages, sequence.stored + 1)
-            self._rows.refresh(sequence)
-        self._rows.growing.clear()
+            rows.refresh(sequence)
+        rows.growing.clear()
         return copies
 
     def _store_decodes(self, sequences: Sequence[GenerationSequence]) -> None:
@@ -284,18 +271,18 @@ class GenerationScheduler:
                 stored += 1
             else:  # its page is full, and may be another's from here on
                 self._cache.advance(pages, sequence.token_ids, length)
-                self._rows.growing[sequence] = None
+                self._running.rows.growing[sequence] = None
         self._cache.live_tokens += stored
 
     def _continue(self, step: Step) -> int:
         """Puts the beams of groups and chunks of prompts into the step; returns what is left of the
         token budget."""
-        for sequence in self._prompts:
+        for sequence in self._running.prompts:
             if sequence.left == 1:
                 self._put(step, sequence, 1)
-        prompts = [each for each in self._prompts if each.left > 1]
+        prompts = [each for each in self._running.prompts if each.left > 1]
         budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - len(step.prompts)
-        for group in self._groups:
+        for group in self._running.groups:
             if group.rows is not None:
                 step.groups.append(group)
             else:
@@ -315,86 +302,6 @@ class GenerationScheduler:
             budget -= tokens
         return budget
 
-    def _admit(self, step: Step, budget: int) -> None:
-        """Lets the first in the queue run while there are budget, slots and pages: all that their
-        tokens need, their sources and the next forks of their beams, and beyond that one for each
-        running sequence and beam, so that none is preempted soon after."""
-        while budget and (sequence := self._waiting.first):
-            if self._must_wait(sequence, budget):
-                return
-            try:
-                pages = self._give_pages(sequence, self._spare(sequence))
-            except OutOfPages as error:
-                self._refused = (sequence, error.wanted)
-                return
-            self._waiting.begin(sequence)
-            self._run(sequence)
-            source = pages.source
-            if not sequence.started:
-                sequence.started = True
-                step.begun.append(sequence)
-            if sequence.cached_tokens is None:  # preempted, it would find its own answer too
-                found = source.tokens if source and source.stored else 0
-                sequence.cached_tokens = pages.length + found
-            if source and not source.stored and source.readers == 1:
-                step.encodes.append(sequence)
-                step.sources.append(source)
-                budget -= len(source.source)
-                if not budget:
-                    return
-            for each in to_store(sequence):
-                tokens = min(each.left, budget)
-                if tokens:  # for which it was given the pages
-                    step.prompts.append(Chunk(each, each.stored, tokens))
-                    budget -= tokens
-
-    def _run(self, sequence: GenerationSequence) -> None:
-        """Lets a waiting sequence run, with the pages that it was given."""
-        if sequence.beams:
-            self._groups.add(sequence)
-            self._beams += sequence.beams
-        else:
-            self._running.add(sequence)
-            self._prompts.add(sequence)
-        self._slots += sequence.slots
-        sequence.state = State.RUNNING
-
-    def _must_wait(self, sequence: GenerationSequence, budget: int) -> bool:
-        """Whether it is known of the first in the queue that it cannot run in a step with `budget`
-        tokens left: slots, pages or budget are short."""
-        if self._slots + sequence.slots > self._max_sequences:
-            return True
-        if self._refused is not None:
-            refused, wanted = self._refused
-            if refused is sequence and self._cache.available - self._spare(sequence) < wanted:
-                return True
-        source = sequence.source
-        return source is not None and len(source) > budget and not self._cache.has(source)
-
-    def _spare(self, sequence: GenerationSequence) -> int:
-        """Pages that must still be available after the sequence is admitted."""
-        return self._slots + sequence.slots - sequence.beams if self._slots else 0
-
-    def _give_pages(self, sequence: GenerationSequence, spare: int) -> SequencePages:
-        """Gives a sequence pages for all that it stores before it goes on; OutOfPages, and no
-        change."""
-        assert sequence.names is not None
-        ids, source, beams = sequence.token_ids, sequence.source, sequence.beams
-        if sequence.pasts:
-            pages, pasts, after = self._cache.readmit(
-                len(ids), sequence.pasts, sequence.names, beams, spare, source
-            )
-            sequence.return_with(pasts, after)
-            sequence.stored = len(ids)
-        else:
-            for_beams = self._cache.pages_for_first_fork(len(ids), sequence.most_tokens, beams)
-            pages = self._cache.admit(
-                ids, sequence.names, len(ids), spare, sequence.reusable, source, for_beams
-            )
-            sequence.stored = pages.length
-        sequence.pages = pages
-        return pages
-
     def _put(self, step: Step, sequence: GenerationSequence, tokens: int) -> None:
         assert sequence.pages is not None
         first = sequence.stored
@@ -404,16 +311,7 @@ class GenerationScheduler:
     def _stop(self, sequence: GenerationSequence) -> None:
         """Stops a running sequence: its slot and pages are free."""
         assert sequence.pages is not None
-        if sequence.beams:
-            self._groups.remove(sequence)
-            self._beams -= sequence.beams
-        else:
-            self._running.remove(sequence)
-            if sequence in self._rows:
-                self._rows.leave(sequence)
-            else:
-                self._prompts.remove(sequence)
-        self._slots -= sequence.slots
+        self._running.remove(sequence)
         rows = sequence.rows
         self._cache.release(sequence.pages, 0 if rows is None else rows.stored)
         sequence.pages, sequence.rows, sequence.stored = None, None, 0

@@ -1,5 +1,5 @@
 """A request whose language is heard first, by a request of its own, which stores what the encoder
-makes of the sound for both."""
+makes of the audio for both."""
 
 from __future__ import annotations
 

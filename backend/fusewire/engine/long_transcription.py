@@ -1,5 +1,5 @@
-"""A sound that is longer than the model hears at once: a request for each window of it, which
-begins where the text of the one before ends."""
+"""Audio that is longer than the model hears at once: a request for each window of it, which begins
+where the text of the one before ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusewire.text.detokenizer import TextStream
 
 
 @dataclass(frozen=True)
-class LongSound:
+class LongAudio:
     """Features [frames, bins], of which the model hears `window` frames at once."""
 
     features: NDArray[np.float32]
@@ -44,7 +44,7 @@ class LongSound:
         return np.pad(heard, ((0, self.window - len(heard)), (0, 0)))
 
     def heard_from(self, frame: int) -> int:
-        """Frames of the sound in the window from `frame` on."""
+        """Frames of the audio in the window from `frame` on."""
         return min(self.window, self.frames - frame)
 
     def windows_from(self, frame: int) -> int:
@@ -57,7 +57,7 @@ class LongTranscription:
     """Takes the events of its requests, whose text is not wanted, and gives one Delta for each
     window: what is kept of its tokens, with their text and segments."""
 
-    sound: LongSound
+    audio: LongAudio
     speech: SpeechTokens
     text: TextStream
     # Submits the request for a window that begins at a frame, after the tokens of those before;
@@ -100,13 +100,13 @@ class LongTranscription:
 
     def _ended(self, last: Delta) -> Delta:
         """The delta with what a window adds; the next one begins after it."""
-        sound, speech = self.sound, self.speech
+        audio, speech = self.audio, self.speech
         if last.temperature is not None:
             self.temperature = last.temperature
         window, self._tokens = window_of(self._tokens, speech, last.token_ends), []
         kept = window.token_ids
-        seconds_per_frame = speech.seconds_per_position / sound.frames_per_position
-        frames = sound.heard_from(self._frame)
+        seconds_per_frame = speech.seconds_per_position / audio.frames_per_position
+        frames = audio.heard_from(self._frame)
         decoded = last.decoded_window(self._frame)
         segments = [
             replace(each, window=decoded)
@@ -115,14 +115,14 @@ class LongTranscription:
             )
         ]
         if window.advance is not None:
-            frames = sound.frames_per_position * window.advance
+            frames = audio.frames_per_position * window.advance
         self._frame += frames
         self._kept += len(kept)
         # Where a part ends and the next begins, only the first of the two timestamps.
         self._written += kept if window.advance is None else kept[:-1]
-        self._cached = min(self._cached + last.num_cached_tokens, sound.positions)
+        self._cached = min(self._cached + last.num_cached_tokens, audio.positions)
         self._logprob += last.cumulative_logprob
-        over = self._frame >= sound.frames
+        over = self._frame >= audio.frames
         return Delta(
             index=0,
             text=self.text.steps(kept) + (self.text.flush() if over else ""),

@@ -21,7 +21,7 @@ import numpy as np
 
 from fusewire.engine.costs import CostTable
 from fusewire.engine.progress import Progress
-from fusewire.engine.request import Counts, Work, failure
+from fusewire.engine.request import Counts, Member, failure
 from fusewire.engine.scheduler import halves, plan
 from fusewire.errors import ComputeFailed
 from fusewire.tasks.task import Task
@@ -36,8 +36,6 @@ _NOT_FINITE = (
     "compute: got results that are NaN or infinite, wanted finite ones; use another dtype or other "
     "inputs, or report the model"
 )
-
-Member = tuple[Work, int]  # one sequence: whose, and which of its items
 
 
 @dataclass(eq=False)

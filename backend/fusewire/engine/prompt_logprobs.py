@@ -41,7 +41,7 @@ class PromptLogprobs:
             raise InvalidInput("prompt_logprobs", k, wanted, "lower it or shorten the prompt")
         self.token_ids = np.array(token_ids[1:], np.int64)
         self.k = k
-        self.sound = True  # no NaN or +inf among the logits so far
+        self.valid = True  # no NaN or +inf among the logits so far
         count = len(self.token_ids)
         self._logprobs = np.empty(count, np.float32)
         self._ranks = np.empty(count, np.int32)
@@ -67,7 +67,7 @@ class PromptLogprobs:
         some = slice(begin, begin + len(columns[0]))
         logprobs, ranks, ids, tops = columns
         self._logprobs[some], self._ranks[some] = logprobs, ranks
-        self.sound &= not np.isnan(logprobs).any()
+        self.valid &= not np.isnan(logprobs).any()
         self._top_ids[some], self._top_logprobs[some] = ids[:, : self.k], tops[:, : self.k]
 
 

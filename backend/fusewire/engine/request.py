@@ -93,6 +93,9 @@ class Work:
         self.cancelled = True
 
 
+Member = tuple[Work, int]  # one sequence: whose, and which of its items
+
+
 @dataclass
 class Counts:
     """What was done for some requests.

@@ -231,7 +231,7 @@ class Sampler:
         return raw
 
     def _mask(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> None:
-        """Forbids what masks forbid, and all words where timestamps are likelier together than any
+        """Forbids what masks forbid, and all text where timestamps are likelier together than any
         of them."""
         ends = list(accumulate([state.history.rows for state in states], initial=0))
         masks = [

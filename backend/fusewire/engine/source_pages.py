@@ -22,7 +22,7 @@ _NAME_BYTES = 32
 
 
 class Source:
-    """The tokens that an encoder reads for a sequence, or the `features` of a sound."""
+    """The tokens that an encoder reads for a sequence, or the `features` of an audio input."""
 
     def __init__(
         self, token_ids: Sequence[int], features: NDArray[np.float32] | None = None
@@ -51,7 +51,7 @@ class Source:
             if self.features is None:
                 read, person = self.packed, b"source"
             else:
-                read, person = self.features.tobytes(), b"sound"
+                read, person = self.features.tobytes(), b"audio"
             self._name = blake2b(read, digest_size=_NAME_BYTES, person=person).digest()
         return self._name
 

@@ -1,5 +1,5 @@
-"""Requests for what is said in a sound, as the requests for texts that they become: one, one that
-hears the language in front of it, and one for each window of a long sound."""
+"""Requests for transcripts of audio, as the requests for texts that they become: one, one that
+detects the language in front of it, and one for each window of long audio."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from fusewire.engine.branches import Event
-from fusewire.engine.held_sound import HeldSound
+from fusewire.engine.held_audio import HeldAudio
 from fusewire.engine.language_detection import LanguageDetection
-from fusewire.engine.long_transcription import LongSound, LongTranscription
+from fusewire.engine.long_transcription import LongAudio, LongTranscription
 from fusewire.engine.request_chain import Link, RequestChain
 from fusewire.engine.spoken import Spoken, with_language, with_segments
 from fusewire.engine.ticket import Ticket
@@ -22,7 +22,7 @@ from fusewire.generation.checks import read_parameters
 from fusewire.generation.fallback import at_temperature, fallback_of
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt, Sound, read_sound
+from fusewire.generation.prompt import AudioFeatures, Prompt, read_audio
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.speech import SpeechTokens
 from fusewire.models import SpeechModel
@@ -32,7 +32,7 @@ from fusewire.text.detokenizer import Detokenizer
 _OF_ONE_WINDOW = {"n": 1, "best_of": None, "stop": (), "stop_token_ids": (), "logprobs": None}
 
 
-# Sounds of the greatest length that run and wait at once.
+# Audio inputs of the greatest length that run and wait at once.
 _MOST_HELD = 8
 
 
@@ -59,18 +59,18 @@ class SpeechRequests:
         take_place: TakePlace,
         ends_s: Callable[[], Sequence[float]],
     ) -> None:
-        """`take_place`: submits a request to the engine. `ends_s`: see HeldSound."""
+        """`take_place`: submits a request to the engine. `ends_s`: see HeldAudio."""
         self._model = model
         self._speech = speech
         self._limits = limits
         self._detokenizer = detokenizer
         self._prompts = WindowPrompts(model, speech, limits)
         self._take_place = take_place
-        self._held = HeldSound(_MOST_HELD * limits.max_audio_seconds, ends_s)
+        self._held = HeldAudio(_MOST_HELD * limits.max_audio_seconds, ends_s)
 
     def submit(
         self,
-        sound: Sound,
+        audio: AudioFeatures,
         request: GenerationRequest,
         deadline: float | None,
         callback: Callable[[Event], None],
@@ -78,29 +78,29 @@ class SpeechRequests:
         """See GenerationEngine. Where the request names no language, and the model knows several,
         it is heard first, by a request of its own."""
         parameters, window = request.parameters, self._model.features_shape[0]
-        long = LongSound(sound.features, window, window // self._model.max_source_length)
-        if sound.features.ndim != 2 or long.frames <= window:
-            self._model.check_features(sound.features)
-            return self._submit_checked(sound, None, request, deadline, callback)
+        long = LongAudio(audio.features, window, window // self._model.max_source_length)
+        if audio.features.ndim != 2 or long.frames <= window:
+            self._model.check_features(audio.features)
+            return self._submit_checked(audio, None, request, deadline, callback)
         seconds = long.frames * self._speech.seconds_per_position / long.frames_per_position
         self._check_long(parameters, long, seconds)
         self._held.take(seconds)
         told = self._held.until_the_end(seconds, callback)
         try:
-            return self._submit_checked(Sound(long.at(0)), long, request, deadline, told)
+            return self._submit_checked(AudioFeatures(long.at(0)), long, request, deadline, told)
         except BaseException:
             self._held.leave(seconds)
             raise
 
     def _submit_checked(
         self,
-        first: Sound,
-        long: LongSound | None,
+        first: AudioFeatures,
+        long: LongAudio | None,
         request: GenerationRequest,
         deadline: float | None,
         callback: Callable[[Event], None],
     ) -> Ticket:
-        """`first`: the window that a sound begins with, which is all of it unless it is `long`."""
+        """`first`: the window that the audio begins with, all of it unless it is `long`."""
         speech, parameters = self._speech, request.parameters
 
         def submit(language: str | None, *, goes_on: bool = False) -> Ticket:
@@ -143,7 +143,7 @@ class SpeechRequests:
 
     def _hear_token(
         self,
-        sound: Sound,
+        audio: AudioFeatures,
         mask: OneOf,
         request: GenerationRequest,
         deadline: float | None,
@@ -156,13 +156,13 @@ class SpeechRequests:
             {"max_new_tokens": 1, "priority": request.parameters.priority}, self._limits
         )
         spoken = Spoken([self._model.decoder_start_token_id], mask, **more)
-        prompt = read_sound(sound, asked, self._limits, len(spoken.previous) + 1)
-        hearing = GenerationRequest(sound, asked, tells="ids", tenant=request.tenant)
+        prompt = read_audio(audio, asked, self._limits, len(spoken.previous) + 1)
+        hearing = GenerationRequest(audio, asked, tells="ids", tenant=request.tenant)
         return self._take_place(prompt, hearing, deadline, callback, spoken)
 
     def _submit_long(
         self,
-        sound: LongSound,
+        audio: LongAudio,
         language: str | None,
         request: GenerationRequest,
         deadline: float | None,
@@ -175,22 +175,22 @@ class SpeechRequests:
 
         def write(frame: int, written: Sequence[int]) -> Ticket:
             window = HeardWindow(
-                Sound(sound.at(frame), sound.heard_from(frame)),
+                AudioFeatures(audio.at(frame), audio.heard_from(frame)),
                 language,
                 written,
                 goes_on or frame > 0,
-                sound.windows_from(frame) - 1,
+                audio.windows_from(frame) - 1,
             )
             follow = transcription.chain.follow
             return self._decode(window, asked, deadline, follow, transcription.heard)
 
         text = self._detokenizer.start(skip_special_tokens=parameters.skip_special_tokens)
         temperature = 0.0 if parameters.greedy else parameters.temperature
-        transcription = LongTranscription(sound, self._speech, text, write, callback, temperature)
+        transcription = LongTranscription(audio, self._speech, text, write, callback, temperature)
         first = write(0, ())
         transcription.chain.begun(first)
         return Ticket(
-            sound.positions,
+            audio.positions,
             deadline,
             transcription.chain.cancel,
             transcription.num_output_tokens,
@@ -222,7 +222,7 @@ class SpeechRequests:
         def hear_silence(heard: Callable[[Event], None]) -> Ticket:
             _, spoken = self._prompts.begin(again, parameters)
             return self._hear_token(
-                again.sound,
+                again.audio,
                 OneOf([self._speech.no_speech]),
                 request,
                 deadline,
@@ -245,17 +245,17 @@ class SpeechRequests:
         return decode(0, attempts.decoded)
 
     def _check_long(
-        self, parameters: GenerationParameters, sound: LongSound, seconds: float
+        self, parameters: GenerationParameters, audio: LongAudio, seconds: float
     ) -> None:
-        """Raises InvalidInput where the sound is too long, its features are wrong, or the request
+        """Raises InvalidInput where the audio is too long, its features are wrong, or the request
         asks for what only one window has."""
         most = self._limits.max_audio_seconds
         if seconds > most:
             wanted = f"at most {most} s (max_audio_seconds)"
             raise InvalidInput("audio", f"{seconds:.1f} s of audio", wanted, "send it in parts")
-        for frame in range(0, sound.frames, sound.window):
-            self._model.check_features(sound.at(frame))
-        longest = f"{sound.window * seconds / sound.frames:g} s"
+        for frame in range(0, audio.frames, audio.window):
+            self._model.check_features(audio.at(frame))
+        longest = f"{audio.window * seconds / audio.frames:g} s"
         remedy = f"leave it out, or cut the audio into parts of {longest}"
         if "return_timestamps" in parameters.model_fields_set and not parameters.return_timestamps:
             wanted = f"true for audio of more than {longest}, whose parts begin at timestamps"

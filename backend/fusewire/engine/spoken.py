@@ -1,4 +1,4 @@
-"""What sound adds to a request for a text."""
+"""What audio adds to a request for a text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Spoken:
     begin: list[int]  # what the decoder begins with
     mask: TokenMask | None
     previous: list[int] = field(default_factory=list)  # and what stands before that
-    goes_on: bool = False  # has the place of a request of the same sound that has just ended
-    # For the requests of the same sound after it: positions that they read, and tokens that each of
+    goes_on: bool = False  # has the place of a request of the same audio that has just ended
+    # For the requests of the same audio after it: positions that they read, and tokens that each of
     # their sequences may generate.
     later_tokens: int = 0
     later_new: int = 0
-    heard: int = 0  # positions of the sound with which tokens are aligned; 0: they are not
+    heard: int = 0  # positions of the audio with which tokens are aligned; 0: they are not
     # Whether log-probabilities are those of the tokens that may come, by which a text is judged.
     judged: bool = False
 

@@ -40,7 +40,7 @@ def measure_steps(
 ) -> CostTable:
     """Times steps over prompts, in about half a second, where nothing else runs or waits. A step of
     sequences that go on costs as one of prompts of as many tokens, until it was seen."""
-    # What it costs to encode sound, of which there is always as much, shows in the first steps.
+    # What it costs to encode audio, of which there is always as much, shows in the first steps.
     encoder = model if isinstance(model, Seq2SeqModel) else None
     if isinstance(model, SpeechModel):
         encoder = None

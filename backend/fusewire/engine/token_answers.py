@@ -63,7 +63,7 @@ class TokenAnswers:
     ) -> bool:
         """Takes a token; returns whether there is something to tell."""
         token, prompt_logprobs = draws.tokens[row], generation.prompt_logprobs
-        if token < 0 or (prompt_logprobs is not None and not prompt_logprobs.sound):
+        if token < 0 or (prompt_logprobs is not None and not prompt_logprobs.valid):
             forbidden = row in draws.forbidden
             at_fault = InvalidInput(*FORBIDDEN) if forbidden else ComputeFailed(NOT_FINITE)
             self._requests.fail(generation, at_fault)

@@ -15,7 +15,7 @@ class TokenMask(Protocol):
     @property
     def timestamp_begin(self) -> int:
         """The first timestamp: the tokens from it on are timestamps, one of which comes where they
-        are likelier together than any word; 0: there are none."""
+        are likelier together than any text token; 0: there are none."""
 
     def forbidden(self, vocab_size: int) -> NDArray[np.bool_]:
         """The tokens that cannot come next: [rows, vocab_size]."""
@@ -53,7 +53,7 @@ class Timestamps:
     is before the one in front of it, and none ends the part that it begins."""
 
     def __init__(self, begin: int, eos: int, max_initial: int | None = None) -> None:
-        """Tokens below `eos` are words; a text begins with one of the first `max_initial` + 1
+        """Tokens below `eos` are text; a text begins with one of the first `max_initial` + 1
         timestamps, None: of all."""
         self.timestamp_begin = begin
         self._eos = eos

@@ -1,4 +1,4 @@
-"""When the tokens of a text are said in a sound."""
+"""When the tokens of a text are said in an audio input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenTimes:
     ) -> list[float]:
         """When each of the tokens has been said, in seconds after the window's beginning. They were
         written after those that the decoder had `begun` with. The first `heard` positions of the
-        source are sound. The last token, which the decoder has not read, ends with the one
+        source are audio. The last token, which the decoder has not read, ends with the one
         before."""
         speech = self._speech
         if len(tokens) < 2:

@@ -1,4 +1,4 @@
-"""A window of sound whose text is decoded again, at a higher temperature, until it is good."""
+"""A window of audio whose text is decoded again, at a higher temperature, until it is good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the decoder begins with in a window of sound: tokens for language, task and timestamps, and
+"""What the decoder begins with in a window of audio: tokens for language, task and timestamps, and
 what stands before them."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fusewire.engine.spoken import Spoken, timestamps_of
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt, Sound, read_sound
+from fusewire.generation.prompt import AudioFeatures, Prompt, read_audio
 from fusewire.generation.speech import SpeechTokens
 from fusewire.models import SpeechModel
 
@@ -19,7 +19,7 @@ class HeardWindow:
     """What is heard at once, after what was `written` of the windows before, of which it may have
     the place (`goes_on`). At least `windows_behind` windows come after it."""
 
-    sound: Sound
+    audio: AudioFeatures
     language: str | None
     written: Sequence[int] = ()
     goes_on: bool = False
@@ -35,16 +35,16 @@ class WindowPrompts:
         self._limits = limits
 
     def begin(self, window: HeardWindow, parameters: GenerationParameters) -> tuple[Prompt, Spoken]:
-        """The prompt of a window, and what sound adds to its request; InvalidInput where there is
+        """The prompt of a window, and what audio adds to its request; InvalidInput where there is
         no room after what it begins with."""
         speech, timestamps = self._speech, bool(parameters.return_timestamps)
-        sound, windows_behind = window.sound, window.windows_behind
+        audio, windows_behind = window.audio, window.windows_behind
         begin = speech.begin(window.language, parameters.task, timestamps=timestamps)
         ids = [self._model.decoder_start_token_id, *begin]
         previous = self._previous(parameters, window.written)
         if windows_behind and parameters.condition_on_prev_tokens:  # refused now, if at all
-            read_sound(sound, parameters, self._limits, len(ids) + 1 + self._most_previous)
-        prompt = read_sound(sound, parameters, self._limits, len(ids) + len(previous))
+            read_audio(audio, parameters, self._limits, len(ids) + 1 + self._most_previous)
+        prompt = read_audio(audio, parameters, self._limits, len(ids) + len(previous))
         return prompt, Spoken(
             ids,
             timestamps_of(speech) if timestamps else None,
@@ -52,13 +52,13 @@ class WindowPrompts:
             window.goes_on,
             windows_behind * self._model.max_source_length,
             windows_behind * prompt.max_new_tokens,
-            self._heard(sound) if parameters.times_words else 0,
+            self._heard(audio) if parameters.times_words else 0,
         )
 
-    def _heard(self, sound: Sound) -> int:
-        """Positions of the encoder that hear sound, and not the silence after it."""
+    def _heard(self, audio: AudioFeatures) -> int:
+        """Positions of the encoder that hear audio, and not the silence after it."""
         frames_per_position = self._model.features_shape[0] // self._model.max_source_length
-        heard = sound.features.shape[0] if sound.heard is None else sound.heard
+        heard = audio.features.shape[0] if audio.heard is None else audio.heard
         return max(1, heard // frames_per_position)
 
     def _previous(self, parameters: GenerationParameters, written: Sequence[int]) -> list[int]:

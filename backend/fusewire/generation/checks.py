@@ -279,7 +279,7 @@ def _check_speech_options(
         refuse("stop", list(p.stop), wanted, "leave one of them out")
     for token in p.prompt_ids:
         if not 0 <= token < speech.eos and token != speech.previous:
-            wanted = f"ids of words, 0..{speech.eos - 1}"
+            wanted = f"ids of text tokens, 0..{speech.eos - 1}"
             refuse("prompt_ids", f"id {token}", wanted, "use this model's tokenizer")
     if not speech.languages:
         for name in ("language", "task"):

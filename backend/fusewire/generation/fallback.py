@@ -1,4 +1,4 @@
-"""Which texts of a window of sound are no good, and what is done about it: temperature fallback, as
+"""Which texts of a window of audio are no good, and what is done about it: temperature fallback, as
 Whisper has it (Radford et al., 2022, section 4.5) and transformers' `generate` after it."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class GenerationLimits:
     max_request_tokens: int  # generated tokens of one request, over all of its sequences
     max_sequences: int  # that run at once
     source: SourceLimits | None = None  # of an encoder-decoder model
-    speech: SpeechTokens | None = None  # of one whose sources are sound
+    speech: SpeechTokens | None = None  # of one whose sources are audio
     max_audio_seconds: int = 0  # of such a source
 
     def longest_prompt(self, max_new_tokens: int | None) -> int:

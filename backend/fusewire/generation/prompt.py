@@ -19,9 +19,9 @@ from fusewire.text.tokenizer_library import TokenizerFault
 
 
 @dataclass(frozen=True, eq=False)
-class Sound:
+class AudioFeatures:
     """What the encoder of a model of speech reads in place of tokens: its features, float32
-    [frames, bins]. `heard`: frames of them that are sound, not silence behind it; None: all."""
+    [frames, bins]. `heard`: frames of them that are audio, not silence behind it; None: all."""
 
     features: NDArray[np.float32]
     heard: int | None = None
@@ -29,7 +29,7 @@ class Sound:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids that a model knows, with room behind them for what is generated. Of sound they are 0, 1,
+    """Ids that a model knows, with room behind them for what is generated. Of audio they are 0, 1,
     2, ... as far as the encoder's rows go, beside its features."""
 
     token_ids: Sequence[int]
@@ -75,15 +75,18 @@ def read_prompt(
     return Prompt(token_ids, max_new_tokens(parameters, len(token_ids), limits))
 
 
-def read_sound(
-    sound: Sound, parameters: GenerationParameters, limits: GenerationLimits, decoder_tokens: int
+def read_audio(
+    audio: AudioFeatures,
+    parameters: GenerationParameters,
+    limits: GenerationLimits,
+    decoder_tokens: int,
 ) -> Prompt:
     """The prompt of features that the model takes; InvalidInput where there is no room after the
     `decoder_tokens` that a text begins with."""
     assert limits.source is not None
     length = limits.source.max_length
     most = max_new_tokens(parameters, length, limits, decoder_tokens)
-    return Prompt(range(length), most, sound.features)
+    return Prompt(range(length), most, audio.features)
 
 
 def read_prefix(text: str, tokenizer: Tokenizer, limits: GenerationLimits) -> list[int]:

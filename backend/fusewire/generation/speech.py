@@ -22,7 +22,7 @@ _THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_th
 
 @dataclass(frozen=True)
 class DecodedWindow:
-    """What a model of speech hears at once, from frame `seek` of the sound on (of 10 ms), and how
+    """What a model of speech hears at once, from frame `seek` of the audio on (of 10 ms), and how
     good its text is: the mean log-probability of its tokens, and where they were looked for the
     temperature that they were taken at and the probability that nothing is said."""
 
@@ -36,7 +36,7 @@ class DecodedWindow:
 class Segment:
     """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
     `times`, where they were asked for: from when until when each of its tokens is said. `window`:
-    in which the sound was heard."""
+    in which the audio was heard."""
 
     start: float | None
     end: float | None
@@ -95,23 +95,23 @@ class SpeechTokens:
         `ends`: when each of the tokens has been said, which is when the next one begins."""
         spans = None if ends is None else list(zip([0.0, *ends], ends, strict=False))
 
-        def segment(start: float | None, end: float | None, words: Sequence[int]) -> Segment:
-            times = None if spans is None else [spans[place] for place in words]
-            return Segment(start, end, [token_ids[place] for place in words], times)
+        def segment(start: float | None, end: float | None, places: Sequence[int]) -> Segment:
+            times = None if spans is None else [spans[place] for place in places]
+            return Segment(start, end, [token_ids[place] for place in places], times)
 
-        start, words = None, []
+        start, places = None, []
         for place, token in enumerate(token_ids):
             if token < self.timestamp_begin:
-                words += [place] * (token < self.eos)  # others are special
+                places += [place] * (token < self.eos)  # others are special
                 continue
             seconds = round((token - self.timestamp_begin) * self.seconds_per_position, 6)
-            if words:
-                yield segment(start, seconds, words)
-                start, words = None, []
+            if places:
+                yield segment(start, seconds, places)
+                start, places = None, []
             else:
                 start = seconds
-        if words:
-            yield segment(start, None, words)
+        if places:
+            yield segment(start, None, places)
 
 
 def read_speech(
@@ -125,19 +125,19 @@ def read_speech(
     """The features that a model whose encoder has `positions` reads, and its tokens;
     CheckpointError where the folder does not say them, or other features than the model's, [frames,
     bins]. `decoder_heads`: layers of the decoder, and heads of each."""
-    sound = read_log_mel(folder)
-    if (sound.frames, sound.bins) != features_shape:
+    log_mel = read_log_mel(folder)
+    if (log_mel.frames, log_mel.bins) != features_shape:
         frames, bins = features_shape
         raise CheckpointError(
-            f"preprocessor_config.json: got features of {sound.frames} frames x {sound.bins} bins, "
-            f"wanted {frames} x {bins}, as the model's config.json says; download both again"
+            f"preprocessor_config.json: got features of {log_mel.frames} frames x {log_mel.bins} "
+            f"bins, wanted {frames} x {bins}, as the model's config.json says; download both again"
         )
     if len(eos_token_ids) != 1:
         raise _fault("eos_token_id", list(eos_token_ids), "one token, as timestamps have it")
-    seconds = sound.seconds / positions
+    seconds = log_mel.seconds / positions
     tokens = _read_tokens(folder, vocab_size, seconds, eos_token_ids[0])
     heads, width = read_alignment(folder, *decoder_heads)
-    return sound, replace(tokens, alignment_heads=heads, median_filter_width=width)
+    return log_mel, replace(tokens, alignment_heads=heads, median_filter_width=width)
 
 
 def _read_tokens(

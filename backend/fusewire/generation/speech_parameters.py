@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from fusewire.generation.seq2seq_parameters import LONGEST_LANGUAGE, MOST_PREFIX_TOKENS
 from fusewire.text.written import Flag, Real, Text, Whole, flag_or
 
-MOST_FALLBACKS = 16  # attempts at a window of sound
+MOST_FALLBACKS = 16  # attempts at a window of audio
 WORD = "word"  # timestamps of words
 
 

@@ -2,8 +2,8 @@
 while it writes.
 
 As transformers' `generate(return_token_timestamps=True)` and openai-whisper have it: weights are
-normalised over the tokens, smoothed along the sound, and averaged over the heads; then dynamic time
-warping (Sakoe and Chiba, 1978) finds the path through them, on which both tokens and sound only
+normalised over the tokens, smoothed along the audio, and averaged over the heads; then dynamic time
+warping (Sakoe and Chiba, 1978) finds the path through them, on which both tokens and audio only
 advance.
 """
 
@@ -16,7 +16,7 @@ _BOTH, _TOKEN, _POSITION = range(3)  # which of them a step of the path advances
 
 
 def token_positions(weights: NDArray[np.float32], filter_width: int) -> NDArray[np.int64]:
-    """The position of the sound at which each token that a decoder reads is past: [tokens], which
+    """The position of the audio at which each token that a decoder reads is past: [tokens], which
     rise, of the weights [heads, tokens, positions] of its attention. `filter_width`: of the median
     along the positions, an odd number."""
     mean = np.zeros(weights.shape[1:], np.float32)

@@ -1,4 +1,4 @@
-"""How far a sound is written down by the text of one window of it: sequential decoding, as Whisper
+"""How far audio is written down by the text of one window of it: sequential decoding, as Whisper
 has it (Radford et al., 2022, section 3.8) and transformers' `generate` after it."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def window_of(
 def segments_at(
     window: Window, begin: float, seconds: float, speech: SpeechTokens
 ) -> list[Segment]:
-    """What a window says, in seconds of the sound, in which it begins at `begin` and has `seconds`.
+    """What a window says, in seconds of the audio, in which it begins at `begin` and has `seconds`.
     A part without an end ends with it."""
     found = []
     for each in speech.segments(window.token_ids, window.ends):

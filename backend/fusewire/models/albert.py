@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, Dense, Head, Layer, Norm, Stack
+from fusewire.models.blueprint import Blueprint, Head, Layer, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     LayerNames,
@@ -15,6 +15,7 @@ from fusewire.models.post_norm import (
     token_heads,
     vocabulary_head,
 )
+from fusewire.models.stored_weights import Dense, Norm
 
 NAMES = LayerNames(
     qkv=("attention.query", "attention.key", "attention.value"),

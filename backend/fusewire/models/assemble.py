@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.models.blueprint import Attention, Dense, Embeddings, Norm, Table
+from fusewire.models.blueprint import Attention, Embeddings
+from fusewire.models.stored_weights import Dense, Norm, Table
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 from fusewire.weights.quantized import BLOCKS, StoredCodes, joined
@@ -23,7 +24,7 @@ class Weights:
         self._place = place
         # Tables that are unchanged tensors, by the names of these.
         self._tables: dict[str | None, kernels.Tensor] = {}
-        self._words: dict[str | None, kernels.Tensor | kernels.Linear] = {}
+        self._token_embeddings: dict[str | None, kernels.Tensor | kernels.Linear] = {}
 
     def table(self, table: Table) -> kernels.Tensor:
         """Returns an embedding table. Tied tables share their memory."""
@@ -35,26 +36,26 @@ class Weights:
             self._tables[origin] = tensor
         return tensor
 
-    def words(self, embeddings: Embeddings) -> kernels.Tensor | kernels.Linear:
+    def token_embeddings(self, embeddings: Embeddings) -> kernels.Tensor | kernels.Linear:
         """Returns the token embeddings. Projections and norms of their rows are applied once, here.
         They are packed where the placement quantises them. Tied tables share their memory."""
         table, place = embeddings.word, self._place
         origin = self._checkpoint.origin(table.name)
-        as_stored = embeddings.words_as_stored
-        if as_stored and origin in self._words:
-            return self._words[origin]
+        as_stored = embeddings.word_as_stored
+        if as_stored and origin in self._token_embeddings:
+            return self._token_embeddings[origin]
         self._note([table.name.removesuffix(".weight")], as_stored=False)
-        rows = self._stored(table.name) if as_stored else self._changed_words(embeddings)
-        words: kernels.Tensor | kernels.Linear
+        rows = self._stored(table.name) if as_stored else self._changed_embeddings(embeddings)
+        built: kernels.Tensor | kernels.Linear
         if place.quantizes(name := table.name.removesuffix(".weight"), rows.shape):
-            words = place.vocabulary_linear(rows, None, name)
+            built = place.vocabulary_linear(rows, None, name)
         else:
-            words = place.floats(rows, table.name)
+            built = place.floats(rows, table.name)
         if as_stored:
-            self._words[origin] = words
-        return words
+            self._token_embeddings[origin] = built
+        return built
 
-    def _changed_words(self, embeddings: Embeddings) -> NDArray[Any]:
+    def _changed_embeddings(self, embeddings: Embeddings) -> NDArray[Any]:
         table, norm = embeddings.word, embeddings.word_norm
         if embeddings.word_projection is not None:
             projection = self._stacked(embeddings.word_projection, "weight", "float32")
@@ -90,7 +91,7 @@ class Weights:
     def linear(self, dense: Dense) -> kernels.Linear:
         """Returns a prepacked matrix. Several names become one matrix, for a single product. A head
         whose weight is a table (tied embeddings) is a `vocabulary_linear`."""
-        if self._origin(dense) in self._words:
+        if self._origin(dense) in self._token_embeddings:
             return self.vocabulary_linear(dense)
         self._note(dense.names, as_stored=False)
         weight = self._stacked(dense, "weight", self._place.dtype)
@@ -100,7 +101,7 @@ class Weights:
         """As `linear`, for a head with one output per token, in the placement's format for such
         matrices. A head whose weight is a table (tied embeddings) shares its memory if it can;
         codes of a head's own quantised weight are kept as in `layer_linear`."""
-        tied = self._words.get(self._origin(dense))
+        tied = self._token_embeddings.get(self._origin(dense))
         if tied is None and (own := self._own(dense)) is not None:
             return own
         place, bias, name = self._place, self._bias(dense), dense.names[0]

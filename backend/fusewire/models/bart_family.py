@@ -11,24 +11,22 @@ from fusewire.models.blueprint import (
     Block,
     Blueprint,
     CrossAttention,
-    Dense,
     Embeddings,
     FeedForward,
     Head,
     Layer,
-    Norm,
     Sinusoids,
     Stack,
-    Table,
 )
 from fusewire.models.config import Config
+from fusewire.models.stored_weights import Dense, Norm, Table
 from fusewire.models.target_tokens import TargetTokens
 
 _EPS = 1e-5
 SHARED = "shared.weight"
 # Sinusoidal positions that old transformers versions stored.
 STORED_SINUSOIDS = ("encoder.embed_positions.", "decoder.embed_positions.")
-_TARGET_WORDS = "decoder.embed_tokens.weight"
+_TARGET_TOKENS = "decoder.embed_tokens.weight"
 
 
 def bart_family(
@@ -50,8 +48,8 @@ def bart_family(
     `target_vocabulary`: the vocabulary size of a decoder with token embeddings of its own.
     `scaled`, `eos` and `target`: defaults for config.json. `padding_index`: of the encoder, as in
     `Embeddings`. `logits_bias`: whether the head has a bias."""
-    hidden, words = config.size("d_model"), config.size("vocab_size")
-    vocabularies = {"encoder": words, "decoder": target_vocabulary or words}
+    hidden, vocab_size = config.size("d_model"), config.size("vocab_size")
+    vocabularies = {"encoder": vocab_size, "decoder": target_vocabulary or vocab_size}
     stacks = {
         side: Stack(
             hidden_size=hidden,
@@ -75,7 +73,7 @@ def bart_family(
     if target_vocabulary is None:
         tied = {f"{side}.embed_tokens.weight": SHARED for side in stacks}
     if config.flag("tie_word_embeddings", True):
-        tied["lm_head.weight"] = tied.get(_TARGET_WORDS, _TARGET_WORDS)
+        tied["lm_head.weight"] = tied.get(_TARGET_TOKENS, _TARGET_TOKENS)
     head = Dense(
         ("lm_head",),
         hidden,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, Norm, Stack
+from fusewire.models.blueprint import Blueprint, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     LayerNames,
@@ -15,6 +15,7 @@ from fusewire.models.post_norm import (
     token_heads,
     vocabulary_head,
 )
+from fusewire.models.stored_weights import Norm
 
 # RoBERTa and ELECTRA name their layers the same way.
 NAMES = LayerNames(

@@ -1,34 +1,18 @@
-"""Data types of a blueprint: the parts of a model, their sizes, and the names of their weights.
+"""Data types of a blueprint: the parts of a model, and their sizes.
 
 A blueprint is data. `layer_builder.py` builds its layers and `stack.py` runs them, so an
-architecture is added by writing one function from config.json to a Blueprint. Names are relative to
-the base model (without `bert.` in front); heads have full names.
+architecture is added by writing one function from config.json to a Blueprint. The names of its
+weights are in `stored_weights.py`'s types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fusewire.models.rope import Rope
+from fusewire.models.stored_weights import Dense, Norm, Table, Values, tensors_of
 from fusewire.models.target_tokens import TargetTokens
-
-
-@dataclass(frozen=True)
-class Table:
-    """An embedding table [rows, columns] that is stored as the tensor `name`.
-
-    The tensor begins with `skipped` further rows that are never looked up (OPT's positions).
-    """
-
-    name: str
-    rows: int
-    columns: int
-    skipped: int = 0
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {self.name: (self.skipped + self.rows, self.columns)}
 
 
 @dataclass(frozen=True)
@@ -41,84 +25,6 @@ class Sinusoids:
     columns: int
     skipped: int = 0
     padding_index: int | None = None
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm over `size` features: `name`.weight and, with `bias`, `name`.bias.
-
-    `one_plus`: the stored tensor is the weight's difference from 1 (Gemma). `scale`: a factor of
-    the weight.
-    """
-
-    name: str
-    size: int
-    eps: float
-    bias: bool = True
-    one_plus: bool = False
-    kind: str = "layer_norm"  # or "rms_norm"
-    scale: float = 1.0
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        kinds = ("weight", "bias") if self.bias else ("weight",)
-        return {f"{self.name}.{kind}": (self.size,) for kind in kinds}
-
-
-@dataclass(frozen=True)
-class Values:
-    """A tensor of any shape that is not a table, norm or matrix."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {self.name: self.shape}
-
-
-@dataclass(frozen=True)
-class Dense:
-    """y = norm(activation(x W^T + b)). Several names are stacked by rows (query, key, value).
-
-    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: the number of heads if rows are
-    stored head by head, q | k | v within a head (GPT-NeoX), else 0. `averaged`: x is the
-    concatenated inputs of all names, y the mean of their outputs (DeiT). `row_scale`: name of the
-    tensor with a factor per output (DINOv2), empty for none. `weight_scale` and `bias_scale`:
-    factors of the stored tensors. `bias_row`: the bias is this tensor [1, outputs] (BART's
-    final_logits_bias). `unbiased`: names without a bias beside others that have one (Whisper's
-    keys).
-    """
-
-    names: tuple[str, ...]
-    inputs: int
-    outputs: int  # of all names together
-    bias: bool = True
-    activation: str = "none"
-    norm: Norm | None = None
-    rows: tuple[int, ...] = ()  # of each name; empty: all have the same
-    transposed: bool = False
-    by_head: int = 0
-    averaged: bool = False
-    row_scale: str = ""
-    weight_scale: float = 1.0
-    bias_scale: float = 1.0
-    bias_row: str = ""
-    unbiased: tuple[str, ...] = ()
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        count = len(self.names)
-        inputs = self.inputs // count if self.averaged else self.inputs
-        rows = self.rows or (self.outputs if self.averaged else self.outputs // count,) * count
-        shapes: dict[str, tuple[int, ...]] = {}
-        if self.row_scale:
-            shapes[self.row_scale] = (self.outputs,)
-        for name, count in zip(self.names, rows, strict=True):
-            shape = (count, inputs)
-            shapes[f"{name}.weight"] = shape[::-1] if self.transposed else shape
-            if self.bias and not self.bias_row and name not in self.unbiased:
-                shapes[f"{name}.bias"] = (count,)
-        if self.bias_row:
-            shapes[self.bias_row] = (1, self.outputs)
-        return shapes
 
 
 @dataclass(frozen=True)
@@ -146,7 +52,7 @@ class Embeddings:
         assert self.token_type is None or (self.norm is not None and self.scale == 1)
 
     @property
-    def words_as_stored(self) -> bool:
+    def word_as_stored(self) -> bool:
         """Whether the token embeddings are the unchanged tensor, which can be shared."""
         return self.word_projection is None and self.word_norm is None and not self.word.skipped
 
@@ -286,15 +192,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """An encoder or a decoder without its heads. `outgrows_float16`: its hidden states can overflow
-    float16 (65504)."""
+    """An encoder or a decoder without its heads. `overflows_float16`: its hidden states can exceed
+    65504, float16's maximum."""
 
     hidden_size: int
     max_length: int  # positions
     embeddings: Embeddings | Patches | Frames
     layers: tuple[Layer, ...]
     final_norm: Norm | None = None
-    outgrows_float16: bool = False
+    overflows_float16: bool = False
 
     @property
     def attentions(self) -> list[Attention]:
@@ -379,23 +285,3 @@ class Blueprint:
         """Returns the names and shapes of all tensors of the stacks and one head."""
         head_or_none = self.task_heads[head] if head is not None else None
         return tensors_of(self.stack, self.encoder, head_or_none)
-
-
-def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the names and shapes of all tensors of the parts below `roots`."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for part in parts_of(roots):
-        shapes.update(part.tensors())
-    return shapes
-
-
-def parts_of(node: Any) -> Iterator[Table | Norm | Dense | Values]:
-    """Yields the parts below a part or a tuple of parts, each as often as it occurs."""
-    if isinstance(node, (Table, Norm, Dense, Values)):
-        yield node
-    if isinstance(node, tuple):
-        for item in node:
-            yield from parts_of(item)
-    elif is_dataclass(node):
-        for field in fields(node):
-            yield from parts_of(getattr(node, field.name))

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewire.models.blueprint import Blueprint, CosineLogits, Dense, Head, Norm, Stack, Values
+from fusewire.models.blueprint import Blueprint, CosineLogits, Head, Stack
 from fusewire.models.config import Config
 from fusewire.models.image_parts import patches, pre_norm_layers
 from fusewire.models.image_text_parts import LAYERS, NAMES, text_stack, tower
+from fusewire.models.stored_weights import Dense, Norm, Values
 
 _LAYERS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
 _VISION = _LAYERS | {

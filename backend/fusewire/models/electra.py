@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusewire.models.bert import NAMES
-from fusewire.models.blueprint import Blueprint, Dense, Norm, Stack
+from fusewire.models.blueprint import Blueprint, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     first_token_head,
@@ -14,6 +14,7 @@ from fusewire.models.post_norm import (
     token_heads,
     vocabulary_head,
 )
+from fusewire.models.stored_weights import Dense, Norm
 
 
 def blueprint(config: Config) -> Blueprint:

@@ -24,7 +24,7 @@ class BuiltEmbeddings:
         position, types, norm = embeddings.position, embeddings.token_type, embeddings.norm
         self._place = place
         self._scale = embeddings.scale
-        self._word = weights.words(embeddings)
+        self._word = weights.token_embeddings(embeddings)
         if isinstance(position, Sinusoids):
             self._position: kernels.Tensor | None = place.floats(_table(position), "positions")
         else:

@@ -9,16 +9,14 @@ from fusewire.models.blueprint import (
     Attention,
     Block,
     Blueprint,
-    Dense,
     Embeddings,
     FeedForward,
     Layer,
-    Norm,
     Stack,
-    Table,
 )
 from fusewire.models.config import Config
 from fusewire.models.language_head import language_model
+from fusewire.models.stored_weights import Dense, Norm, Table
 
 _Matrix = partial(Dense, transposed=True)
 

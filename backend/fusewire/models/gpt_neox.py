@@ -7,19 +7,17 @@ from fusewire.models.blueprint import (
     Attention,
     Block,
     Blueprint,
-    Dense,
     Embeddings,
     FeedForward,
     Layer,
-    Norm,
     Stack,
-    Table,
 )
 from fusewire.models.config import Config
 from fusewire.models.language_head import language_model
 from fusewire.models.llama_family import frequency_buffers, longest
 from fusewire.models.rope import Rope
 from fusewire.models.rope_config import read_rope
+from fusewire.models.stored_weights import Dense, Norm, Table
 
 
 def blueprint(config: Config) -> Blueprint:

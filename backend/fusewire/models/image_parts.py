@@ -5,17 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusewire.models.blueprint import (
-    Attention,
-    Block,
-    Dense,
-    FeedForward,
-    Layer,
-    Norm,
-    Patches,
-    Values,
-)
+from fusewire.models.blueprint import Attention, Block, FeedForward, Layer, Patches
 from fusewire.models.config import ACTIVATIONS, Config
+from fusewire.models.stored_weights import Dense, Norm, Values
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusewire.models.blueprint import Embeddings, Norm, Stack, Table
+from fusewire.models.blueprint import Embeddings, Stack
 from fusewire.models.config import Config
 from fusewire.models.image_parts import LayerNames, pre_norm_layers
+from fusewire.models.stored_weights import Norm, Table
 
 NAMES = LayerNames(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

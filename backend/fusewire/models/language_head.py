@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewire.models.blueprint import Blueprint, Dense, Embeddings, Head, Stack
+from fusewire.models.blueprint import Blueprint, Embeddings, Head, Stack
 from fusewire.models.config import Config
+from fusewire.models.stored_weights import Dense
 from fusewire.weights import Checkpoint
 
 

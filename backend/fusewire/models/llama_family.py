@@ -13,18 +13,16 @@ from fusewire.models.blueprint import (
     Attention,
     Block,
     Blueprint,
-    Dense,
     Embeddings,
     FeedForward,
     Layer,
-    Norm,
     Stack,
-    Table,
 )
 from fusewire.models.config import Config
 from fusewire.models.language_head import language_model
 from fusewire.models.rope import Rope
 from fusewire.models.rope_config import LONGEST
+from fusewire.models.stored_weights import Dense, Norm, Table
 
 
 @dataclass(frozen=True)

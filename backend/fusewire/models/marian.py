@@ -11,10 +11,12 @@ from fusewire.models.target_tokens import TargetTokens
 
 def blueprint(config: Config) -> Blueprint:
     shared = config.flag("share_encoder_decoder_embeddings", True)
-    words = config.size("vocab_size")
-    target = config.size_or_null("decoder_vocab_size", None) or words
-    if shared and target != words:
-        raise config.fault("decoder_vocab_size", target, f"{words}, as the embeddings are shared")
+    vocab_size = config.size("vocab_size")
+    target = config.size_or_null("decoder_vocab_size", None) or vocab_size
+    if shared and target != vocab_size:
+        raise config.fault(
+            "decoder_vocab_size", target, f"{vocab_size}, as the embeddings are shared"
+        )
     return bart_family(
         config,
         pre_norm=False,

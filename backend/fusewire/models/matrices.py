@@ -26,7 +26,7 @@ def matrices_of(blueprint: Blueprint, head: str | None, checkpoint: Checkpoint) 
             origin = checkpoint.origin(embeddings.word.name)
             if origin not in shared:  # tied tables are one matrix, with the name of the first
                 names.append(embeddings.word.name.removesuffix(".weight"))
-            if embeddings.words_as_stored:
+            if embeddings.word_as_stored:
                 shared.add(origin)
     names += [name for stack in stacks for name in _of_layers(stack)]
     chain = () if head is None else blueprint.task_heads[head].chain

@@ -37,7 +37,7 @@ class Model(ABC):
         ConfigurationError for float16 if the model's hidden states overflow it."""
         tensors = blueprint.tensors(head)
         checkpoint.check(tensors, blueprint.unread)
-        if blueprint.stack.outgrows_float16:
+        if blueprint.stack.overflows_float16:
             place = place.without_float16()
         self.place = place
         self.config = config

@@ -10,17 +10,15 @@ from fusewire.models.blueprint import (
     Attention,
     Block,
     Blueprint,
-    Dense,
     Embeddings,
     FeedForward,
     Head,
     Layer,
-    Norm,
     Stack,
-    Table,
 )
 from fusewire.models.config import Config
 from fusewire.models.rope import Rope, unscaled
+from fusewire.models.stored_weights import Dense, Norm, Table
 from fusewire.models.windows import layer_types
 
 WORD = "embeddings.tok_embeddings.weight"

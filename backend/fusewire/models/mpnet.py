@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, PositionBias, Stack, Table
+from fusewire.models.blueprint import Blueprint, PositionBias, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import LayerNames, post_norm_layers, summed_embeddings, tied
 from fusewire.models.roberta import OTHER_HEADS, roberta_heads
+from fusewire.models.stored_weights import Table
 
 # Fixed in the architecture, whatever the configuration says.
 PADDING_INDEX = 1

@@ -33,11 +33,11 @@ class PagedTexts:
         self._contexts = np.zeros(len(most_tokens), np.int32)
         each = -(-max(most_tokens) // _PAGE_SIZE)
         self._table = np.arange(len(most_tokens) * each, dtype=np.int32).reshape(-1, each)
-        sound: list[Any] = [each for each in sources if each.dtype == np.float32]
+        features: list[Any] = [each for each in sources if each.dtype == np.float32]
         texts: list[Any] = [each for each in sources if each.dtype != np.float32]
         lengths = np.array([source.size for source in texts], np.int32)
         if isinstance(model, SpeechModel):
-            lengths = np.full(len(sound), model.max_source_length, np.int32)
+            lengths = np.full(len(features), model.max_source_length, np.int32)
         source_each = -(-int(lengths.max(initial=0)) // _PAGE_SIZE)
         pages = self._table.size + len(sources) * source_each
         self._cache: DecoderCache = model.new_cache(pages, _PAGE_SIZE)
@@ -46,7 +46,7 @@ class PagedTexts:
             table = np.arange(self._table.size, pages, dtype=np.int32).reshape(-1, source_each)
             self._sources = SourceTable(lengths, table)
             if isinstance(model, SpeechModel):
-                batch = model.source_batch(sound, table)
+                batch = model.source_batch(features, table)
             else:
                 offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
                 batch = SourceBatch(np.concatenate(texts), offsets, table)

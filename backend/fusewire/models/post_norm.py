@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from fusewire.models.blueprint import (
     Attention,
     Block,
-    Dense,
     Embeddings,
     FeedForward,
     Head,
     Layer,
-    Norm,
     PositionBias,
-    Table,
 )
 from fusewire.models.config import Config
+from fusewire.models.stored_weights import Dense, Norm, Table
 
 WORD = "embeddings.word_embeddings.weight"
 

@@ -4,7 +4,7 @@ the padding id, and a classifier of the first token without a pooler."""
 from __future__ import annotations
 
 from fusewire.models.bert import NAMES
-from fusewire.models.blueprint import Blueprint, Head, Norm, Stack
+from fusewire.models.blueprint import Blueprint, Head, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     first_token_head,
@@ -16,6 +16,7 @@ from fusewire.models.post_norm import (
     token_heads,
     vocabulary_head,
 )
+from fusewire.models.stored_weights import Norm
 
 # MPNet has the same heads.
 OTHER_HEADS = ("pooler.", "lm_head.", "classifier.", "qa_outputs.")

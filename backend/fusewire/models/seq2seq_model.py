@@ -20,13 +20,14 @@ from fusewire import kernels
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.models.assemble import Weights
 from fusewire.models.attention_weights import head_weights, mean_weights
-from fusewire.models.blueprint import Blueprint, CrossAttention, Dense, Embeddings, Stack
+from fusewire.models.blueprint import Blueprint, CrossAttention, Embeddings, Stack
 from fusewire.models.decoder import DecoderModel, within
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.models.inputs import Inputs, NamedTensors
 from fusewire.models.positions import text_positions
 from fusewire.models.stack import BuiltStack
 from fusewire.models.step_batch import SourceTable, StepBatch, paged, upload
+from fusewire.models.stored_weights import Dense
 from fusewire.models.warm_up_prompts import warm_up_prompts
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint

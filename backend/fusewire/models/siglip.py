@@ -5,19 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewire.models.blueprint import (
-    AttentionPooling,
-    Blueprint,
-    CosineLogits,
-    Dense,
-    Head,
-    Norm,
-    Stack,
-    Values,
-)
+from fusewire.models.blueprint import AttentionPooling, Blueprint, CosineLogits, Head, Stack
 from fusewire.models.config import Config
 from fusewire.models.image_parts import feed_forward, patches, pre_norm_layers
 from fusewire.models.image_text_parts import LAYERS, NAMES, text_stack, tower
+from fusewire.models.stored_weights import Dense, Norm, Values
 
 _SHARED = {
     "hidden_size": 768,

@@ -11,17 +11,16 @@ from fusewire.models.blueprint import (
     Block,
     Blueprint,
     CrossAttention,
-    Dense,
     Embeddings,
     FeedForward,
     Head,
     Layer,
     PositionBias,
     Stack,
-    Table,
 )
 from fusewire.models.config import ACTIVATIONS, Config
 from fusewire.models.llama_family import rms_norm
+from fusewire.models.stored_weights import Dense, Table
 from fusewire.models.target_tokens import TargetTokens
 
 WORD = "shared.weight"
@@ -61,7 +60,7 @@ def _blueprint(
     """Builds the blueprint. `feed_forward` and `decoder_start`: defaults for config.json.
     `shared_bias`: all layers have the position bias of the first. `scaled`: the input of the head
     is scaled by 1 / sqrt(d_model)."""
-    hidden, words = config.size("d_model"), config.size("vocab_size")
+    hidden, vocab_size = config.size("d_model"), config.size("vocab_size")
     layers = config.size("num_layers", most=4096)
     counts = {
         "encoder": layers,
@@ -77,7 +76,7 @@ def _blueprint(
         side: Stack(
             hidden_size=hidden,
             max_length=MAX_LENGTH,
-            embeddings=Embeddings(Table(f"{side}.embed_tokens.weight", words, hidden)),
+            embeddings=Embeddings(Table(f"{side}.embed_tokens.weight", vocab_size, hidden)),
             layers=tuple(
                 _layer(config, side, index, 0 if shared_bias else index, eps, activation, gated)
                 for index in range(count)
@@ -85,7 +84,7 @@ def _blueprint(
             final_norm=replace(
                 rms_norm(f"{side}.final_layer_norm", hidden, eps), scale=scales[side]
             ),
-            outgrows_float16=True,
+            overflows_float16=True,
         )
         for side, count in counts.items()
     }
@@ -93,7 +92,7 @@ def _blueprint(
         prefix="",
         stack=stacks["decoder"],
         encoder=stacks["encoder"],
-        task_heads={"generate": Head(None, (Dense(("lm_head",), hidden, words, False),))},
+        task_heads={"generate": Head(None, (Dense(("lm_head",), hidden, vocab_size, False),))},
         # Old files have it, but it is not used.
         unread=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
         aliases=dict.fromkeys(
@@ -160,13 +159,13 @@ def _bias(config: Config, side: str, layer: int, heads: int) -> PositionBias:
 def _feed_forward(config: Config, default: str) -> tuple[str, bool]:
     """Returns (activation, whether the feed-forward is gated). The key is `relu` or `gated-relu`,
     for example; T5's gated GELU is the tanh approximation."""
-    words = {name: (activation, False) for name, activation in ACTIVATIONS.items()}
-    words |= {f"gated-{name}": (activation, True) for name, (activation, _) in words.items()}
-    words["gated-gelu"] = ACTIVATIONS["gelu_new"], True
+    known = {name: (activation, False) for name, activation in ACTIVATIONS.items()}
+    known |= {f"gated-{name}": (activation, True) for name, (activation, _) in known.items()}
+    known["gated-gelu"] = ACTIVATIONS["gelu_new"], True
     written = config.values.get("feed_forward_proj", default)
-    if not isinstance(written, str) or written not in words:
-        raise config.fault("feed_forward_proj", written, f"one of {', '.join(words)}")
-    activation, gated = words[written]
+    if not isinstance(written, str) or written not in known:
+        raise config.fault("feed_forward_proj", written, f"one of {', '.join(known)}")
+    activation, gated = known[written]
     # transformers writes these keys too, and would follow them if they differed.
     if config.given("dense_act_fn") and config.activation("dense_act_fn") != activation:
         raise config.fault("dense_act_fn", config.values["dense_act_fn"], f"that of {written}")

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.batch import Batch
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import Dense, Head
+from fusewire.models.blueprint import Head
 from fusewire.models.head import BuiltHead
+from fusewire.models.stored_weights import Dense
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, Dense, Head, Norm, Stack, Values
+from fusewire.models.blueprint import Blueprint, Head, Stack
 from fusewire.models.config import Config
 from fusewire.models.image_parts import LayerNames, patches, pre_norm_layers
+from fusewire.models.stored_weights import Dense, Norm, Values
 
 NAMES = LayerNames(
     qkv=("attention.attention.query", "attention.attention.key", "attention.attention.value"),

@@ -4,26 +4,17 @@ log-mel frames of audio before the encoder, pre-norm with a final norm, keys wit
 from __future__ import annotations
 
 from fusewire.models.bart_family import layer_of, norm_of
-from fusewire.models.blueprint import (
-    Blueprint,
-    Convolution,
-    Dense,
-    Embeddings,
-    Frames,
-    Head,
-    Stack,
-    Table,
-    Values,
-)
+from fusewire.models.blueprint import Blueprint, Convolution, Embeddings, Frames, Head, Stack
 from fusewire.models.config import Config
+from fusewire.models.stored_weights import Dense, Table, Values
 from fusewire.models.target_tokens import TargetTokens
 
 _STRIDES = (1, 2)
-_WORDS = "decoder.embed_tokens.weight"
+_TOKENS = "decoder.embed_tokens.weight"
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden, words = config.size("d_model"), config.size("vocab_size")
+    hidden, vocab_size = config.size("d_model"), config.size("vocab_size")
     sources, targets = config.size("max_source_positions"), config.size("max_target_positions")
     target = TargetTokens(decoder_start=50257, bos=50256)
     return Blueprint(
@@ -32,12 +23,14 @@ def blueprint(config: Config) -> Blueprint:
             config,
             "decoder",
             targets,
-            Embeddings(Table(_WORDS, words, hidden), _positions("decoder", targets, hidden)),
+            Embeddings(Table(_TOKENS, vocab_size, hidden), _positions("decoder", targets, hidden)),
         ),
         encoder=_stack(config, "encoder", sources, _frames(config, sources, hidden)),
-        task_heads={"generate": Head(None, (Dense(("proj_out",), hidden, words, bias=False),))},
+        task_heads={
+            "generate": Head(None, (Dense(("proj_out",), hidden, vocab_size, bias=False),))
+        },
         unread=(),
-        aliases={"proj_out.weight": _WORDS} if config.flag("tie_word_embeddings", True) else {},
+        aliases={"proj_out.weight": _TOKENS} if config.flag("tie_word_embeddings", True) else {},
         eos_token_ids=config.token_ids("eos_token_id", 50256),
         target=target.where_given(config),
     )

@@ -11,15 +11,8 @@ from typing import Any
 
 from fusewire.errors import ConfigurationError
 from fusewire.models import DECODERS, blueprint_of
-from fusewire.models.blueprint import (
-    Attention,
-    Blueprint,
-    Dense,
-    FeedForward,
-    Layer,
-    Norm,
-    parts_of,
-)
+from fusewire.models.blueprint import Attention, Blueprint, FeedForward, Layer
+from fusewire.models.stored_weights import Dense, Norm, parts_of
 from fusewire.weights.quantized.methods import quant_method
 
 _REMEDY = "leave --smooth out"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.models.assemble import Weights, in_stored_order
-from fusewire.models.blueprint import Dense, Norm
+from fusewire.models.stored_weights import Dense, Norm
 from fusewire.smoothing.channels import Channels
 from fusewire.smoothing.maxima import Maxima
 

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.calibration_texts import Ids
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import Attention, Blueprint, Dense, Embeddings, FeedForward, Norm
+from fusewire.models.blueprint import Attention, Blueprint, Embeddings, FeedForward
 from fusewire.models.embeddings import BuiltEmbeddings
 from fusewire.models.inputs import Inputs, packed_layout
 from fusewire.models.layer_builder import LayerBuilder
+from fusewire.models.stored_weights import Dense, Norm
 from fusewire.placement import Placement
 from fusewire.smoothing.channels import first_matrix
 from fusewire.weights import Checkpoint

@@ -78,14 +78,14 @@ def vocab_size_of(config: Mapping[str, Any], task: str) -> int:
 
 def _check_speech_files(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     blueprint = blueprint_of(config, TRANSCRIBE)
-    encoder, words = blueprint.encoder, blueprint.task_heads["generate"].chain[-1].outputs
+    encoder, vocab_size = blueprint.encoder, blueprint.task_heads["generate"].chain[-1].outputs
     assert encoder is not None
     assert isinstance(encoder.embeddings, Frames)
     shape = encoder.embeddings.frames, encoder.embeddings.bins
     eos = eos_token_ids(folder, blueprint.eos_token_ids)
     attentions = blueprint.stack.cross_attentions
     heads = len(attentions), attentions[0].heads
-    _, tokens = read_speech(folder, shape, encoder.max_length, words, eos, heads)
+    _, tokens = read_speech(folder, shape, encoder.max_length, vocab_size, eos, heads)
     generation_defaults(folder, encoder_decoder=True, speech=tokens)
     tokenizer = Tokenizer.required(folder)
     Detokenizer(tokenizer)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusewire.errors import CheckpointError
-from fusewire.models.blueprint import Dense, tensors_of
+from fusewire.models.stored_weights import Dense, tensors_of
 from fusewire.weights import Checkpoint, StoredTensor, file_in, read_json, read_safetensors
 from fusewire.weights.formats import WEIGHTS
 

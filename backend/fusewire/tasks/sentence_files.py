@@ -8,18 +8,16 @@ other step would change the embedding, and is refused by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError, InvalidInput, sent
-from fusewire.models.blueprint import Dense
+from fusewire.models.stored_weights import Dense
 from fusewire.models.task_heads import EmbeddingOptions
 from fusewire.tasks.sentence_dense import read_dense, weight_file
-from fusewire.weights import file_in, read_json
-from fusewire.weights.folder import JSON_LIMIT_BYTES
+from fusewire.weights import read_json, read_json_list
 
 MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
@@ -143,20 +141,8 @@ class SentenceFiles:
 
 def _modules(folder: Path) -> list[dict[str, Any]] | None:
     """Returns the content of modules.json, which is a list, unlike all other files."""
-    path = file_in(folder, MODULES)
-    if path is None:
-        return None
-    if path.stat().st_size > JSON_LIMIT_BYTES:
-        raise CheckpointError(f"{MODULES}: got {path.stat().st_size} bytes; download it again")
-    try:
-        modules = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{MODULES}: not valid JSON; download the file again") from None
-    if (
-        not isinstance(modules, list)
-        or not all(isinstance(m, dict) for m in modules)
-        or not modules
-    ):
+    modules = read_json_list(folder, MODULES)
+    if modules is not None and not (modules and all(isinstance(m, dict) for m in modules)):
         raise CheckpointError(f"{MODULES}: wanted a list of modules; download the file again")
     return modules
 

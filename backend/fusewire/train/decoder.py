@@ -32,10 +32,10 @@ def gpt2(
     """As GPT2Model: takes ids or embeddings [batch, length, ...] and a mask, or one row of several
     sequences (`packed`). Returns no KV cache, whatever `use_cache` says."""
     refuse(self, past_key_values=past_key_values, **kwargs)
-    tokens, words, positions = _inputs(
+    tokens, embedded, positions = _inputs(
         self.wte, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
     )
-    x = words + self.wpe(positions)
+    x = embedded + self.wpe(positions)
     if token_type_ids is not None:
         x = x + self.wte(tokens.pack(token_type_ids))
     hidden = self.fusewire(self.drop(x), tokens, None, self.h)
@@ -86,8 +86,8 @@ def llama(
     """As LlamaModel: takes ids or embeddings [batch, length, ...] and a mask, or one row of several
     sequences (`packed`). Returns no KV cache, whatever `use_cache` says."""
     refuse(self, past_key_values=past_key_values, **kwargs)
-    words = self.embed_tokens
-    inputs = _inputs(words, input_ids, inputs_embeds, attention_mask, position_ids, kwargs)
+    embed_tokens = self.embed_tokens
+    inputs = _inputs(embed_tokens, input_ids, inputs_embeds, attention_mask, position_ids, kwargs)
     return _rotary(self, *inputs)
 
 
@@ -124,7 +124,7 @@ def _check_positions(positions: torch.Tensor, tokens: Packed, limit: int) -> Non
 
 
 def _inputs(
-    words: torch.nn.Module,
+    embed_tokens: torch.nn.Module,
     input_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
@@ -138,5 +138,7 @@ def _inputs(
     )
     if position_ids is None:
         position_ids = torch.arange(given.shape[1], device=given.device)[None]
-    embedded = tokens.pack(given) if input_ids is None else words(tokens.pack(given)[None])[0]
+    embedded = (
+        tokens.pack(given) if input_ids is None else embed_tokens(tokens.pack(given)[None])[0]
+    )
     return tokens, embedded, tokens.pack(position_ids)

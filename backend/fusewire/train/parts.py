@@ -13,14 +13,12 @@ from fusewire.models.blueprint import (
     Attention,
     Block,
     CrossAttention,
-    Dense,
     FeedForward,
     Layer,
-    Norm,
     PositionBias,
-    tensors_of,
 )
 from fusewire.models.rope import Rope
+from fusewire.models.stored_weights import Dense, Norm, tensors_of
 from fusewire.train.flat import FlatParameters
 from fusewire.train.position_bias import TrainedBias
 from fusewire.train.torch_tensors import stream_of
@@ -77,13 +75,12 @@ class Parts:
         self._bias_numbers: dict[PositionBias, int] = {}
 
     def stack(self, layers: Sequence[Layer], final_norm: Norm | None) -> training.Stack:
-        norm = None if final_norm is None else self._norm(final_norm)
         parallel = {layer.parallel for layer in layers}
         if len(parallel) > 1:
             raise Unsupported("layers", "some with parallel blocks", "all or none", _THERE)
         return training.Stack(
             [[self._block(block) for block in layer.blocks] for layer in layers],
-            norm,
+            self._norm(final_norm),
             parallel.pop(),
         )
 
@@ -97,9 +94,9 @@ class Parts:
         is_attention = not isinstance(part, FeedForward)
         return training.Block(
             self._sublayer(part),
-            input_norm=None if block.input_norm is None else self._norm(block.input_norm),
-            output_norm=None if block.output_norm is None else self._norm(block.output_norm),
-            residual_norm=None if block.residual_norm is None else self._norm(block.residual_norm),
+            input_norm=self._norm(block.input_norm),
+            output_norm=self._norm(block.output_norm),
+            residual_norm=self._norm(block.residual_norm),
             dropout=dropouts.attention_output if is_attention else dropouts.feed_forward_output,
         )
 
@@ -131,8 +128,8 @@ class Parts:
             scale=part.scale,
             soft_cap=part.soft_cap,
             dropout=self._dropouts.attention,
-            q_norm=None if part.q_norm is None else self._norm(part.q_norm),
-            k_norm=None if part.k_norm is None else self._norm(part.k_norm),
+            q_norm=self._norm(part.q_norm),
+            k_norm=self._norm(part.k_norm),
             rope=None if part.rope is None else self._rope(part.rope),
             position_bias=None if part.position_bias is None else self._bias(part.position_bias),
         )
@@ -146,7 +143,9 @@ class Parts:
             dropout=self._dropouts.activation,
         )
 
-    def _norm(self, norm: Norm) -> training.Norm:
+    def _norm(self, norm: Norm | None) -> training.Norm | None:
+        if norm is None:
+            return None
         if norm.scale != 1:
             raise Unsupported(norm.name, "a weight that is stored otherwise", "itself", _THERE)
         shape = (norm.size,)

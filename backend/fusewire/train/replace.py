@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusewire.errors import ConfigurationError, Unsupported
-from fusewire.models.blueprint import Stack, tensors_of
+from fusewire.models.blueprint import Stack
+from fusewire.models.stored_weights import tensors_of
 from fusewire.train.embedding import EmbeddingForward, is_plain
 from fusewire.train.flat import FlatParameters
 from fusewire.train.layer_modules import LayerModules

@@ -9,7 +9,8 @@ import torch
 from torch.autograd import Function
 
 from fusewire.errors import ConfigurationError
-from fusewire.models.blueprint import Layer, Norm
+from fusewire.models.blueprint import Layer
+from fusewire.models.stored_weights import Norm
 from fusewire.train.arguments import refuse_create_graph
 from fusewire.train.flat import FlatParameters
 from fusewire.train.packed import Packed

@@ -1,7 +1,14 @@
 """Weights of Hugging Face folders: safe file lookup, safetensors, strict checkpoints."""
 
 from fusewire.weights.checkpoint import Checkpoint
-from fusewire.weights.folder import file_in, no_model_in, open_folder, read_json, weight_files
+from fusewire.weights.folder import (
+    file_in,
+    no_model_in,
+    open_folder,
+    read_json,
+    read_json_list,
+    weight_files,
+)
 from fusewire.weights.safetensors import StoredTensor, read_safetensors
 
 __all__ = [
@@ -11,6 +18,7 @@ __all__ = [
     "no_model_in",
     "open_folder",
     "read_json",
+    "read_json_list",
     "read_safetensors",
     "weight_files",
 ]

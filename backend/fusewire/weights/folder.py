@@ -92,6 +92,17 @@ def _unreadable(name: str) -> CheckpointError:
 
 def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
     """Returns a JSON object of the folder, or None when the file is missing."""
+    values: dict[str, Any] | None = _read_json(folder, name, dict, "an object")
+    return values
+
+
+def read_json_list(folder: Path | str, name: str) -> list[Any] | None:
+    """Returns a JSON list of the folder, or None when the file is missing."""
+    values: list[Any] | None = _read_json(folder, name, list, "a list")
+    return values
+
+
+def _read_json(folder: Path | str, name: str, kind: type, wanted: str) -> Any:
     path = file_in(folder, name)
     if path is None:
         return None
@@ -102,8 +113,8 @@ def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         raise CheckpointError(f"{name}: not valid JSON; download the file again") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{name}: got {json_type(value)}, wanted an object")
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{name}: got {json_type(value)}, wanted {wanted}")
     return value
 
 

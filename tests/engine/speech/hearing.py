@@ -23,7 +23,7 @@ def settings(**more: Any) -> GenerationSettings:
     return GenerationSettings(**{"max_sequences": 8, "kv_cache_mib": 1, **more})
 
 
-def sounds(lengths: list[int], seed: int = 0) -> list[NDArray[np.float32]]:
+def clips(lengths: list[int], seed: int = 0) -> list[NDArray[np.float32]]:
     """[frames, bins] each."""
     rng = np.random.default_rng(seed)
     return [rng.normal(0, 0.6, (frames, BINS)).astype(np.float32) for frames in lengths]

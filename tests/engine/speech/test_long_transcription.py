@@ -1,4 +1,4 @@
-"""Sound of many windows is written down as transformers' sequential decoding has it, whatever runs
+"""Audio of many windows is written down as transformers' sequential decoding has it, whatever runs
 beside it."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput, QueueFull, Unavailable
-from fusewire.generation.prompt import Sound
+from fusewire.generation.prompt import AudioFeatures
 from fusewire.generation.request import GenerationRequest
 from numpy.typing import NDArray
 
@@ -28,7 +28,7 @@ from tests.engine.generating import (
     held,
     pass_steps,
 )
-from tests.engine.speech.hearing import LIVELY, SEED, WINDOW, settings, sounds, tokens_of
+from tests.engine.speech.hearing import LIVELY, SEED, WINDOW, clips, settings, tokens_of
 from tests.models.tiny_whisper import (
     EOS,
     NO_TIMESTAMPS,
@@ -70,15 +70,15 @@ def test_texts_are_those_of_transformers(tmp_path, num_beams, place):
     with GenerationEngine(tmp_path, settings(dtype=place.dtype), place.device) as engine:
         cancelling = Cancelling(engine)
         asked = []
-        for features in sounds(lengths):
+        for features in clips(lengths):
             options = {
                 **ASKED,
                 "language": chosen.choice([None, "de", "fr"]),
                 "task": chosen.choice(["transcribe", "translate"]),
                 "num_beams": num_beams,
             }
-            asked.append((features, options, ask(engine, Sound(features), **options)[0]))
-            cancelling.ask(chosen.randint(1, 60), Sound(sounds([500], 9)[0]), **options)
+            asked.append((features, options, ask(engine, AudioFeatures(features), **options)[0]))
+            cancelling.ask(chosen.randint(1, 60), AudioFeatures(clips([500], 9)[0]), **options)
             pass_steps(engine, chosen.randint(1, 4))
         for features, options, answer in asked:
             answer.finish()
@@ -103,21 +103,21 @@ def test_text_before_a_window_stands_before_it(folder, engine, num_beams, condit
     reference = tiny_whisper_folder(folder, seed=SEED)
     options = {**ASKED, "num_beams": num_beams, "condition_on_prev_tokens": conditioned}
     plain = {**ASKED, "num_beams": num_beams}
-    for features in sounds([350, 620], seed=4):
-        answer = ask(engine, Sound(features), prompt_ids=prompt_ids, **options)[0].finish()
+    for features in clips([350, 620], seed=4):
+        answer = ask(engine, AudioFeatures(features), prompt_ids=prompt_ids, **options)[0].finish()
         theirs = {"prompt_ids": torch.tensor(prompt_ids)} if prompt_ids else {}
         _, tokens = written_by(reference, features, **options, **theirs)
         assert tokens_of(answer) == tokens
         assert answer.text() == engine.tokenizer.decode([t for t in tokens if t < EOS])
-        without = ask(engine, Sound(features), **plain)[0].finish()
+        without = ask(engine, AudioFeatures(features), **plain)[0].finish()
         assert (tokens_of(without) == tokens) == (not conditioned and not prompt_ids)
 
 
 def test_a_prompt_stands_before_one_window_too(folder, engine):
     reference = tiny_whisper_folder(folder, seed=SEED)
-    [features] = sounds([WINDOW], seed=5)
+    [features] = clips([WINDOW], seed=5)
     options = {**ASKED, "return_timestamps": False}
-    answer = ask(engine, Sound(features), prompt_ids=[11, 23, 42], **options)[0].finish()
+    answer = ask(engine, AudioFeatures(features), prompt_ids=[11, 23, 42], **options)[0].finish()
     with torch.no_grad():
         out = reference.generate(
             as_transformers(features),
@@ -135,16 +135,16 @@ def test_thirty_seconds_are_heard_at_once(tmp_path):
     reference = tiny_whisper_folder(tmp_path, seed=4, seconds=30, max_target_positions=96)
     with GenerationEngine(tmp_path, settings(kv_cache_mib=8)) as engine:
         options = {**ASKED, "max_new_tokens": 60}
-        for features in sounds([3500, 9000]):
-            answer = ask(engine, Sound(features), **options)[0].finish()
+        for features in clips([3500, 9000]):
+            answer = ask(engine, AudioFeatures(features), **options)[0].finish()
             _, tokens = written_by(reference, features, **options)
             assert tokens_of(answer) == tokens
             assert len(answer.deltas) > 1
 
 
 def test_a_text_comes_window_by_window(engine):
-    [features] = sounds([450])
-    answer, ticket = ask(engine, Sound(features), **ASKED)
+    [features] = clips([450])
+    answer, ticket = ask(engine, AudioFeatures(features), **ASKED)
     answer.finish()
     assert len(answer.deltas) >= 5
     assert [delta.finish_reason for delta in answer.deltas[:-1]] == [None] * (
@@ -158,7 +158,7 @@ def test_a_text_comes_window_by_window(engine):
     assert {delta.language for delta in answer.deltas} == {"de"}
 
 
-def test_a_sound_keeps_its_turn_until_it_ends(folder):
+def test_an_audio_input_keeps_its_turn_until_it_ends(folder):
     """Its windows go before requests that came later; it is refused at once or not at all."""
     ended: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -168,7 +168,7 @@ def test_a_sound_keeps_its_turn_until_it_ends(folder):
             if event.finish_reason is not None:
                 ended.put(name)
 
-        request = GenerationRequest(Sound(sounds([frames])[0]), engine.parameters(**ASKED))
+        request = GenerationRequest(AudioFeatures(clips([frames])[0]), engine.parameters(**ASKED))
         engine.submit(request, None, note)
 
     with GenerationEngine(folder, settings(max_sequences=1, max_waiting=2)) as engine:
@@ -185,7 +185,7 @@ def test_a_sound_keeps_its_turn_until_it_ends(folder):
 
 def test_cancelling_ends_the_window_that_is_heard_and_what_follows(engine):
     with held(engine):
-        answer, ticket = ask(engine, Sound(sounds([700])[0]), **ASKED)
+        answer, ticket = ask(engine, AudioFeatures(clips([700])[0]), **ASKED)
     answer.next()
     ticket.cancel()
     assert answer.finish().cancelled
@@ -198,7 +198,7 @@ def test_what_fails_between_windows_ends_the_request(engine, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("fusewire.engine.long_transcription.segments_at", lambda *_: 1 / 0)
         with pytest.raises(ComputeFailed):
-            ask(engine, Sound(sounds([450])[0]), **ASKED)[0].finish()
+            ask(engine, AudioFeatures(clips([450])[0]), **ASKED)[0].finish()
     assert between_steps(engine, lambda: engine.cache.used) == 0
     assert engine._hearing._held.seconds == 0
 
@@ -206,7 +206,7 @@ def test_what_fails_between_windows_ends_the_request(engine, monkeypatch):
 def test_the_deadline_is_that_of_all_windows(engine):
     asked = engine.parameters(**{**ASKED, "timeout_seconds": 1e-9})
     answer = Answer(asked)
-    request = GenerationRequest(Sound(sounds([700])[0]), asked)
+    request = GenerationRequest(AudioFeatures(clips([700])[0]), asked)
     engine.submit(request, None, answer.events.put)
     with pytest.raises(DeadlineExceeded):
         answer.finish()
@@ -214,7 +214,7 @@ def test_the_deadline_is_that_of_all_windows(engine):
     answer = Answer(asked)
     with held(engine):
         engine.submit(
-            GenerationRequest(Sound(sounds([3000])[0]), asked),
+            GenerationRequest(AudioFeatures(clips([3000])[0]), asked),
             time.monotonic() + 0.2,
             answer.events.put,
         )
@@ -222,25 +222,25 @@ def test_the_deadline_is_that_of_all_windows(engine):
         answer.finish()
 
 
-def test_a_sound_is_written_down_to_its_end_while_the_engine_closes(folder):
+def test_an_audio_input_is_written_down_to_its_end_while_the_engine_closes(folder):
     engine = GenerationEngine(folder, settings())
-    answer = ask(engine, Sound(sounds([450])[0]), **ASKED)[0]
+    answer = ask(engine, AudioFeatures(clips([450])[0]), **ASKED)[0]
     engine.close(drain_seconds=30)
     assert answer.finish().finish_reason() is not None
     with pytest.raises(Unavailable):
-        ask(engine, Sound(sounds([450])[0]), **ASKED)
+        ask(engine, AudioFeatures(clips([450])[0]), **ASKED)
 
 
 def test_closing_without_a_drain_ends_it(folder):
     engine = GenerationEngine(folder, settings())
     with held(engine):
-        answer = ask(engine, Sound(sounds([3000])[0]), **ASKED)[0]
+        answer = ask(engine, AudioFeatures(clips([3000])[0]), **ASKED)[0]
     answer.next()
     engine.close()
     assert answer.finish().cancelled
 
 
-NOTHING = sounds([250])[0]
+NOTHING = clips([250])[0]
 NAN_AT_LAST = NOTHING.copy()
 NAN_AT_LAST[-1, -1] = np.nan
 
@@ -260,26 +260,26 @@ NAN_AT_LAST[-1, -1] = np.nan
             {"condition_on_prev_tokens": True, "max_new_tokens": 40},
             "max_new_tokens: got 40, wanted at most 29",
         ),
-        (NOTHING, {"prompt_ids": [EOS]}, f"prompt_ids: got id {EOS}, wanted ids of words"),
+        (NOTHING, {"prompt_ids": [EOS]}, f"prompt_ids: got id {EOS}, wanted ids of text tokens"),
         (NOTHING[:, 1:], {}, r"features: got float32 of shape \[1, 100, 19\]"),
         (NAN_AT_LAST, {}, "features: got a number that is not finite"),
-        (sounds([401])[0], {}, r"audio: got 4\.0 s of audio, wanted at most 4 s \(max_audio_sec"),
+        (clips([401])[0], {}, r"audio: got 4\.0 s of audio, wanted at most 4 s \(max_audio_sec"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, (dict, str)) else "",
 )
 def test_what_has_no_windows_is_refused_by_name(folder, features, parameters, message):
     with GenerationEngine(folder, settings(max_audio_seconds=4)) as engine:
         with pytest.raises(InvalidInput, match=message):
-            ask(engine, Sound(features), **{**ASKED, **parameters})
+            ask(engine, AudioFeatures(features), **{**ASKED, **parameters})
         assert engine._admission._taken == 0
         assert engine._hearing._held.seconds == 0
 
 
-def test_sounds_are_refused_that_would_take_too_much_memory_together(folder):
+def test_audio_inputs_are_refused_that_would_take_too_much_memory_together(folder):
     with GenerationEngine(folder, settings(max_audio_seconds=4)) as engine:
         with held(engine):
-            asked = [ask(engine, Sound(sounds([400])[0]), **ASKED)[0] for _ in range(8)]
+            asked = [ask(engine, AudioFeatures(clips([400])[0]), **ASKED)[0] for _ in range(8)]
             with pytest.raises(QueueFull, match=r"queue: got 36 s of audio .* at most 32 s"):
-                ask(engine, Sound(sounds([400])[0]), **ASKED)
+                ask(engine, AudioFeatures(clips([400])[0]), **ASKED)
         assert len({tuple(tokens_of(each.finish())) for each in asked}) == 1
-        assert ask(engine, Sound(sounds([400])[0]), **ASKED)[0].finish().text()
+        assert ask(engine, AudioFeatures(clips([400])[0]), **ASKED)[0].finish().text()

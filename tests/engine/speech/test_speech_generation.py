@@ -12,7 +12,7 @@ import pytest
 import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import CheckpointError, ComputeFailed, ConfigurationError, InvalidInput
-from fusewire.generation.prompt import Sound
+from fusewire.generation.prompt import AudioFeatures
 from numpy.typing import NDArray
 
 from tests.engine.generating import (
@@ -78,8 +78,8 @@ def test_texts_are_those_of_transformers(tmp_path, num_beams, place):
                 "num_beams": num_beams,
                 **DURING,
             }
-            asked.append((features, options, ask(engine, Sound(features), **options)[0]))
-            cancelling.ask(chosen.randint(1, 5), Sound(random_features(1, 9)[0]), **options)
+            asked.append((features, options, ask(engine, AudioFeatures(features), **options)[0]))
+            cancelling.ask(chosen.randint(1, 5), AudioFeatures(random_features(1, 9)[0]), **options)
             pass_steps(engine, chosen.randint(1, 4))
         for features, options, answer in asked:
             answer.finish()
@@ -103,7 +103,7 @@ def segments_of(engine: GenerationEngine, answer: Answer) -> Iterator[Any]:
 def test_sampled_texts_keep_to_the_rules_of_timestamps(engine):
     [features] = random_features(1)
     sampled = {"temperature": 1.5, "return_timestamps": True, "language": "en", "n": 4, "seed": 3}
-    answer = ask(engine, Sound(features), max_new_tokens=40, **sampled)[0].finish(4)
+    answer = ask(engine, AudioFeatures(features), max_new_tokens=40, **sampled)[0].finish(4)
     begin = engine.speech.timestamp_begin
     for index in range(4):
         stamps = [token for token in answer.tokens(index) if token >= begin]
@@ -115,18 +115,20 @@ def test_sampled_texts_keep_to_the_rules_of_timestamps(engine):
 def test_the_language_that_is_heard_is_told(folder, engine):
     reference = tiny_whisper_folder(folder, seed=SEED)
     features = random_features(6)
-    answers = [ask(engine, Sound(each), **DURING)[0].finish() for each in features]
+    answers = [ask(engine, AudioFeatures(each), **DURING)[0].finish() for each in features]
     lang_to_id = reference.generation_config.lang_to_id
     codes = {token: code.strip("<|>") for code, token in lang_to_id.items()}
     wanted = [codes[int(reference.detect_language(as_transformers(each)))] for each in features]
     assert [answer.deltas[0].language for answer in answers] == wanted
     assert len(set(wanted)) > 1
-    named = ask(engine, Sound(features[0]), language=wanted[0].upper(), **DURING)[0].finish()
+    named = ask(engine, AudioFeatures(features[0]), language=wanted[0].upper(), **DURING)[
+        0
+    ].finish()
     assert named.tokens() == answers[0].tokens()
     assert named.deltas[-1].language == wanted[0]
 
 
-def test_equal_sound_is_encoded_once(engine, monkeypatch):
+def test_equal_audio_is_encoded_once(engine, monkeypatch):
     encoded = []
     encode = engine.model.encode
     monkeypatch.setattr(
@@ -134,10 +136,12 @@ def test_equal_sound_is_encoded_once(engine, monkeypatch):
     )
     [features] = random_features(1, seed=21)
     with held(engine):
-        asked = [ask(engine, Sound(features.copy()), num_beams=n, **DURING) for n in (1, 1, 3)]
+        asked = [
+            ask(engine, AudioFeatures(features.copy()), num_beams=n, **DURING) for n in (1, 1, 3)
+        ]
     tokens = [answer.finish().tokens() for answer, _ in asked]
     assert tokens[0] == tokens[1]
-    again = ask(engine, Sound(features), language="de", **DURING)[0].finish()
+    again = ask(engine, AudioFeatures(features), language="de", **DURING)[0].finish()
     assert len(encoded) == 1
     assert again.deltas[-1].num_cached_tokens == POSITIONS
     assert asked[0][1].num_input_tokens == POSITIONS
@@ -146,8 +150,8 @@ def test_equal_sound_is_encoded_once(engine, monkeypatch):
 def test_timestamps_are_no_part_of_the_text(engine):
     [features] = random_features(1)
     options = {"language": "de", "return_timestamps": True, **DURING}
-    plain = ask(engine, Sound(features), **options)[0].finish()
-    whole = ask(engine, Sound(features), skip_special_tokens=False, **options)[0].finish()
+    plain = ask(engine, AudioFeatures(features), **options)[0].finish()
+    whole = ask(engine, AudioFeatures(features), skip_special_tokens=False, **options)[0].finish()
     assert plain.tokens() == whole.tokens()
     words = [token for token in plain.tokens() if token < EOS]
     assert plain.text() == engine.tokenizer.decode(words)
@@ -157,7 +161,7 @@ def test_timestamps_are_no_part_of_the_text(engine):
 def test_a_request_that_is_cancelled_while_its_language_is_heard_ends(engine):
     [features] = random_features(1, seed=33)
     with held(engine):
-        answer, ticket = ask(engine, Sound(features), **DURING)
+        answer, ticket = ask(engine, AudioFeatures(features), **DURING)
         ticket.cancel()
     assert answer.finish().cancelled
     assert ticket.num_output_tokens() == 0
@@ -171,9 +175,9 @@ def test_an_encoder_pass_that_fails_ends_its_requests_alone(engine, monkeypatch)
     [features] = random_features(1, seed=34)
     monkeypatch.setattr(engine.model, "encode", fail)
     with pytest.raises(ComputeFailed):
-        ask(engine, Sound(features))[0].finish()
+        ask(engine, AudioFeatures(features))[0].finish()
     monkeypatch.undo()
-    assert ask(engine, Sound(features), **DURING)[0].finish().tokens()
+    assert ask(engine, AudioFeatures(features), **DURING)[0].finish().tokens()
 
 
 NOTHING = np.zeros((2 * POSITIONS, BINS), np.float32)
@@ -182,18 +186,30 @@ NOTHING = np.zeros((2 * POSITIONS, BINS), np.float32)
 @pytest.mark.parametrize(
     ("prompt", "parameters", "message"),
     [
-        (Sound(NOTHING[:-1]), {}, r"features: got float32 of shape \[1, 99, 20\]"),
-        (Sound(NOTHING * np.nan), {}, "features: got a number that is not finite"),
-        (Sound(NOTHING), {"language": "xx"}, "language: got 'xx', wanted one of de, en, fr"),
-        (Sound(NOTHING), {"language": "spanish"}, "language: got 'spanish'"),
-        (Sound(NOTHING), {"task": "sing"}, "task: got 'sing'"),
-        (Sound(NOTHING), {"target_prefix": "a"}, "target_prefix: got a, wanted null for a model"),
-        (Sound(NOTHING), {"decoder_input_ids": [5]}, "decoder_input_ids: got"),
-        (Sound(NOTHING), {"alignment": True}, "alignment: got true, wanted null"),
-        (Sound(NOTHING), {"max_new_tokens": 61}, "max_new_tokens: got 61, wanted at most 60"),
-        (Sound(NOTHING), {"num_beams": 9}, "num_beams: got 9, wanted at most 8"),
+        (AudioFeatures(NOTHING[:-1]), {}, r"features: got float32 of shape \[1, 99, 20\]"),
+        (AudioFeatures(NOTHING * np.nan), {}, "features: got a number that is not finite"),
         (
-            Sound(NOTHING),
+            AudioFeatures(NOTHING),
+            {"language": "xx"},
+            "language: got 'xx', wanted one of de, en, fr",
+        ),
+        (AudioFeatures(NOTHING), {"language": "spanish"}, "language: got 'spanish'"),
+        (AudioFeatures(NOTHING), {"task": "sing"}, "task: got 'sing'"),
+        (
+            AudioFeatures(NOTHING),
+            {"target_prefix": "a"},
+            "target_prefix: got a, wanted null for a model",
+        ),
+        (AudioFeatures(NOTHING), {"decoder_input_ids": [5]}, "decoder_input_ids: got"),
+        (AudioFeatures(NOTHING), {"alignment": True}, "alignment: got true, wanted null"),
+        (
+            AudioFeatures(NOTHING),
+            {"max_new_tokens": 61},
+            "max_new_tokens: got 61, wanted at most 60",
+        ),
+        (AudioFeatures(NOTHING), {"num_beams": 9}, "num_beams: got 9, wanted at most 8"),
+        (
+            AudioFeatures(NOTHING),
             {"stop": ["a"], "return_timestamps": True},
             r"stop: got \['a'\], wanted none with timestamps",
         ),
@@ -203,7 +219,7 @@ NOTHING = np.zeros((2 * POSITIONS, BINS), np.float32)
 )
 def test_what_cannot_be_answered_is_refused_by_name(engine, prompt, parameters, message):
     with held(engine):
-        beside = ask(engine, Sound(NOTHING), **DURING)[0]
+        beside = ask(engine, AudioFeatures(NOTHING), **DURING)[0]
         with pytest.raises(InvalidInput, match=message):
             ask(engine, prompt, **parameters)
     assert beside.finish().tokens()
@@ -212,7 +228,7 @@ def test_what_cannot_be_answered_is_refused_by_name(engine, prompt, parameters, 
 def test_a_model_of_texts_hears_nothing(tmp_path):
     with tiny_engine(tmp_path) as engine:
         with pytest.raises(InvalidInput, match="audio: got audio, wanted a text or ids for a"):
-            ask(engine, Sound(NOTHING))
+            ask(engine, AudioFeatures(NOTHING))
         with pytest.raises(InvalidInput, match="language: got de, wanted null"):
             ask(engine, "text", language="de")
 
@@ -225,13 +241,13 @@ def test_a_model_of_one_language_takes_no_other(tmp_path):
     reference.generation_config.is_multilingual = False
     [features] = random_features(1)
     with GenerationEngine(tmp_path, settings()) as engine:
-        answer = ask(engine, Sound(features), **DURING)[0].finish()
+        answer = ask(engine, AudioFeatures(features), **DURING)[0].finish()
         _, wanted = answered_by(reference, features, task=None, **DURING)
         # Two tokens stand in front: the start, and the one for no timestamps.
         assert answer.tokens()[2:] == wanted
         assert answer.deltas[-1].language is None
         with pytest.raises(InvalidInput, match="language: got en, wanted null for a model that"):
-            ask(engine, Sound(features), language="en")
+            ask(engine, AudioFeatures(features), language="en")
 
 
 def test_the_folder_says_what_a_request_does_not(tmp_path):
@@ -276,6 +292,6 @@ def test_other_features_than_the_models_are_refused(tmp_path):
         GenerationEngine(tmp_path, settings())
 
 
-def test_a_sound_is_encoded_in_one_step(folder):
+def test_an_audio_input_is_encoded_in_one_step(folder):
     with pytest.raises(ConfigurationError, match="max_batch_tokens: got 49, wanted at least 50"):
         GenerationEngine(folder, settings(max_batch_tokens=49))

@@ -13,7 +13,7 @@ import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import ComputeFailed, InvalidInput
 from fusewire.generation.fallback import Fallback, compression_ratio
-from fusewire.generation.prompt import Sound
+from fusewire.generation.prompt import AudioFeatures
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.speech import DecodedWindow
 from numpy.typing import NDArray
@@ -25,9 +25,9 @@ from tests.engine.speech.hearing import (
     LIVELY,
     SEED,
     WINDOW,
+    clips,
     edit_generation,
     settings,
-    sounds,
     tokens_of,
 )
 from tests.models.tiny_whisper import (
@@ -64,7 +64,7 @@ def test_silence_is_left_out_as_transformers_does(tmp_path, monkeypatch, place, 
     of those that are likely none."""
     reference = tiny_whisper_folder(tmp_path, seed=SEED).to(place.device)
     options = {**ASKED, **LIVELY, "condition_on_prev_tokens": conditioned}
-    features = sounds([730], seed=3)[0]
+    features = clips([730], seed=3)[0]
     heard: list[float] = []
     is_silence = Fallback.is_silence
     monkeypatch.setattr(
@@ -72,18 +72,18 @@ def test_silence_is_left_out_as_transformers_does(tmp_path, monkeypatch, place, 
     )
     with GenerationEngine(tmp_path, settings(dtype=place.dtype), place.device) as engine:
         judged = {"logprob_threshold": 0.0, "no_speech_threshold": 1.0}
-        ask(engine, Sound(features), **options, **judged)[0].finish()
+        ask(engine, AudioFeatures(features), **options, **judged)[0].finish()
         assert len(heard) >= 7
         texts = set()
         for quantile in (0.0, 0.3, 0.6, 0.9):
             threshold = float(np.quantile(heard[:7], quantile)) * (1 + 1e-5)
             judged = {"logprob_threshold": 0.0, "no_speech_threshold": threshold}
-            answer = ask(engine, Sound(features), **options, **judged)[0].finish()
+            answer = ask(engine, AudioFeatures(features), **options, **judged)[0].finish()
             assert tokens_of(answer) == written_by(reference, features, **options, **judged)
             texts.add(answer.text())
         assert len(texts) > 2
         judged = {"logprob_threshold": -1000.0, "no_speech_threshold": 0.0}
-        answer = ask(engine, Sound(features), **options, **judged)[0].finish()
+        answer = ask(engine, AudioFeatures(features), **options, **judged)[0].finish()
         assert tokens_of(answer) == written_by(reference, features, **options)
         assert between_steps(engine, lambda: engine.cache.used) == 0
         assert engine._hearing._held.seconds == pytest.approx(0)
@@ -111,10 +111,10 @@ def test_texts_are_judged_by_the_numbers_of_transformers(folder, engine, monkeyp
     )
     reference = tiny_whisper_folder(folder, seed=SEED)
     judged = {"logprob_threshold": -1000.0, "compression_ratio_threshold": 1000.0}
-    for features in sounds([450, 730], seed=5):
+    for features in clips([450, 730], seed=5):
         tokens = written_by(reference, features, **ASKED, **LIVELY, **judged)
         found = {**judged, "fallback_temperatures": [0.5]}
-        answer = ask(engine, Sound(features), **ASKED, **LIVELY, **found)[0].finish()
+        answer = ask(engine, AudioFeatures(features), **ASKED, **LIVELY, **found)[0].finish()
         assert tokens_of(answer) == tokens
     assert len(ours["logprob"]) > 10
     np.testing.assert_allclose(ours["logprob"], theirs["logprob"], 0, PIPELINE_SCORE)
@@ -124,7 +124,7 @@ def test_texts_are_judged_by_the_numbers_of_transformers(folder, engine, monkeyp
 @pytest.mark.parametrize("frames", [WINDOW, 730])
 def test_segments_say_what_transformers_finds_of_their_window(folder, engine, monkeypatch, frames):
     """Where each window is to say how probable silence is; else only where that counts."""
-    [features] = sounds([frames], seed=3)
+    [features] = clips([frames], seed=3)
     silences: list[float] = []  # the last one found
     theirs: list[tuple[float, float]] = []
     find_logprob = WhisperGenerationMixin._retrieve_avg_logprobs
@@ -151,14 +151,14 @@ def test_segments_say_what_transformers_finds_of_their_window(folder, engine, mo
 
     def windows(*, rates_silence: bool) -> list[DecodedWindow]:
         answer = Answer(asked)
-        request = GenerationRequest(Sound(features), asked, rates_silence=rates_silence)
+        request = GenerationRequest(AudioFeatures(features), asked, rates_silence=rates_silence)
         engine.submit(request, None, answer.events.put)
         segments = [each for delta in answer.finish().deltas for each in delta.segments or ()]
         return [window for window, _ in groupby(each.window for each in segments)]
 
     found = windows(rates_silence=True)
     if frames == WINDOW:
-        del theirs[1:]  # of short sound transformers hears the end once more
+        del theirs[1:]  # of short audio transformers hears the end once more
     logprobs, silence = zip(*theirs, strict=True)
     np.testing.assert_allclose([each.avg_logprob for each in found], logprobs, 0, PIPELINE_SCORE)
     np.testing.assert_allclose([each.no_speech_prob for each in found], silence, PIPELINE_SCORE)
@@ -175,7 +175,7 @@ def test_the_first_attempt_that_is_good_is_taken(engine):
     for seed, features in enumerate(random_features(6, seed=8)):
         options = {**ASKED, "return_timestamps": True, "seed": seed}
         texts = [
-            ask(engine, Sound(features), temperature=each, **options)[0].finish().tokens()
+            ask(engine, AudioFeatures(features), temperature=each, **options)[0].finish().tokens()
             for each in temperatures
         ]
         ratios = [compression_ratio(each, VOCABULARY) for each in texts]
@@ -185,7 +185,7 @@ def test_the_first_attempt_that_is_good_is_taken(engine):
             )
             answer = ask(
                 engine,
-                Sound(features),
+                AudioFeatures(features),
                 temperature=temperatures,
                 compression_ratio_threshold=threshold,
                 **options,
@@ -200,12 +200,12 @@ def test_beams_search_the_first_attempt_alone(engine):
     [features] = random_features(1)
     options = {**ASKED, "seed": 5, "num_beams": 3}
     asked = {"temperature": [0.0, 0.7], **options}
-    good = ask(engine, Sound(features), logprob_threshold=-100.0, **asked)[0].finish()
-    assert good.tokens() == ask(engine, Sound(features), **options)[0].finish().tokens()
+    good = ask(engine, AudioFeatures(features), logprob_threshold=-100.0, **asked)[0].finish()
+    assert good.tokens() == ask(engine, AudioFeatures(features), **options)[0].finish().tokens()
     assert good.deltas[-1].score is not None
-    sampled = ask(engine, Sound(features), **asked, **NEVER_GOOD)[0].finish()
+    sampled = ask(engine, AudioFeatures(features), **asked, **NEVER_GOOD)[0].finish()
     options = {**ASKED, "seed": 5, "temperature": 0.7}
-    assert sampled.tokens() == ask(engine, Sound(features), **options)[0].finish().tokens()
+    assert sampled.tokens() == ask(engine, AudioFeatures(features), **options)[0].finish().tokens()
 
 
 def test_nothing_goes_on_from_what_was_drawn_wildly(engine, monkeypatch):
@@ -219,11 +219,11 @@ def test_nothing_goes_on_from_what_was_drawn_wildly(engine, monkeypatch):
         return previous(parameters, written)
 
     monkeypatch.setattr(prompts, "_previous", noted)
-    [features] = sounds([330])
+    [features] = clips([330])
     for last, goes_on in ((0.4, True), (0.6, False)):
         stood.clear()
         options = {**ASKED, "temperature": [0.0, last], "condition_on_prev_tokens": True}
-        ask(engine, Sound(features), seed=1, **options, **NEVER_GOOD)[0].finish()
+        ask(engine, AudioFeatures(features), seed=1, **options, **NEVER_GOOD)[0].finish()
         assert any(stood) == goes_on
 
 
@@ -234,14 +234,14 @@ def test_the_encoder_hears_a_window_once(engine, monkeypatch):
     )
     [features] = random_features(1, seed=91)
     asked = {"temperature": [0.0, 0.2, 0.4], "no_speech_threshold": 1.0, **NEVER_GOOD}
-    answer = ask(engine, Sound(features), **ASKED, **asked)[0].finish()
+    answer = ask(engine, AudioFeatures(features), **ASKED, **asked)[0].finish()
     assert answer.deltas[-1].temperature == 0.4
     assert len(encoded) == 1
 
 
 def test_silence_of_one_window_is_an_empty_text(engine):
     asked = {"no_speech_threshold": 0.0, "return_timestamps": True, **NEVER_GOOD}
-    answer: Answer = ask(engine, Sound(random_features(1)[0]), **ASKED, **asked)[0].finish()
+    answer: Answer = ask(engine, AudioFeatures(random_features(1)[0]), **ASKED, **asked)[0].finish()
     [delta] = answer.deltas
     assert (delta.text, delta.token_ids, delta.segments) == ("", [], [])
     assert (delta.finish_reason, delta.num_output_tokens, delta.language) == ("stop", 0, "de")
@@ -249,8 +249,8 @@ def test_silence_of_one_window_is_an_empty_text(engine):
 
 def test_words_are_timed_in_the_attempt_that_is_taken(engine):
     asked = {"temperature": [0.0, 0.7], "seed": 3, "return_timestamps": "word", **NEVER_GOOD}
-    [features] = sounds([230])
-    answer = ask(engine, Sound(features), **ASKED, **asked)[0].finish()
+    [features] = clips([230])
+    answer = ask(engine, AudioFeatures(features), **ASKED, **asked)[0].finish()
     times = [time for delta in answer.deltas for each in delta.segments for time in each.times]
     assert len(times) == len([token for token in tokens_of(answer) if token < EOS])
     assert times[-1][1] > 1.5
@@ -260,7 +260,7 @@ def test_cancelling_ends_all_attempts(engine):
     asked = {"temperature": [0.0, *[0.1] * 12], **ASKED, **NEVER_GOOD}
     for frames in (WINDOW, 500):
         with held(engine):
-            answer, ticket = ask(engine, Sound(sounds([frames], seed=frames)[0]), **asked)
+            answer, ticket = ask(engine, AudioFeatures(clips([frames], seed=frames)[0]), **asked)
         between_steps(engine, lambda: None)
         ticket.cancel()
         assert answer.finish().cancelled
@@ -277,10 +277,10 @@ def test_an_attempt_that_fails_ends_its_request(engine, monkeypatch):
 
     monkeypatch.setattr(Fallback, "is_unlikely", lambda self, mean: fail(mean))
     with pytest.raises(ComputeFailed):
-        ask(engine, Sound(random_features(1)[0]), **ASKED, **NEVER_GOOD)[0].finish()
+        ask(engine, AudioFeatures(random_features(1)[0]), **ASKED, **NEVER_GOOD)[0].finish()
     assert len(attempts) == 1
     monkeypatch.undo()
-    assert ask(engine, Sound(random_features(1)[0]), **ASKED)[0].finish().tokens()
+    assert ask(engine, AudioFeatures(random_features(1)[0]), **ASKED)[0].finish().tokens()
 
 
 def test_the_folder_names_thresholds(tmp_path):
@@ -313,4 +313,4 @@ def test_the_folder_names_thresholds(tmp_path):
 )
 def test_what_does_not_go_together_is_refused(engine, parameters, message):
     with pytest.raises(InvalidInput, match=message):
-        ask(engine, Sound(random_features(1)[0]), **ASKED, **parameters)
+        ask(engine, AudioFeatures(random_features(1)[0]), **ASKED, **parameters)

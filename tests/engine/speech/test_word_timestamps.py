@@ -1,4 +1,4 @@
-"""Tokens of a sound have the times that transformers finds, and make up its words."""
+"""Tokens of an audio input have the times that transformers finds, and make up its words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import CheckpointError, ComputeFailed, InvalidInput
-from fusewire.generation.prompt import Sound
+from fusewire.generation.prompt import AudioFeatures
 from fusewire.generation.speech_words import timed_words
 from numpy.typing import NDArray
 from transformers.models.whisper.tokenization_whisper import _decode_asr
@@ -20,9 +20,9 @@ from tests.engine.speech.hearing import (
     LIVELY,
     SEED,
     WINDOW,
+    clips,
     edit_generation,
     settings,
-    sounds,
     tokens_of,
 )
 from tests.models.tiny_whisper import (
@@ -43,7 +43,7 @@ FRAME = 0.02  # seconds: where sums of costs are nearly equal, rounding decides 
 
 
 def timed_by(model: Any, features: NDArray[np.float32], heard: int, **options: Any) -> Any:
-    """Tokens of transformers and when each has been said, of sound that fills so many frames."""
+    """Tokens of transformers and when each has been said, of audio that fills so many frames."""
     device = next(model.parameters()).device
     mask = (torch.arange(len(features), device=device) < heard).long()[None]
     options = {"num_beams": 1, "do_sample": False, **options}
@@ -88,19 +88,19 @@ def test_times_are_those_of_transformers(tmp_path, num_beams, place):
     chosen = random.Random(num_beams)
     with GenerationEngine(tmp_path, settings(dtype=place.dtype), place.device) as engine:
         asked = []
-        for features in sounds([WINDOW] * 5 + [250, 430, 655]):
+        for features in clips([WINDOW] * 5 + [250, 430, 655]):
             heard = len(features)
             if heard == WINDOW:
                 heard = chosen.choice([WINDOW, 80, 31])
-            sound = Sound(features, heard)
-            ask(engine, Sound(random_features(1, 9)[0]), return_timestamps=True, **ASKED)
-            asked.append((sound, ask(engine, sound, num_beams=num_beams, **TIMED)[0]))
+            audio = AudioFeatures(features, heard)
+            ask(engine, AudioFeatures(random_features(1, 9)[0]), return_timestamps=True, **ASKED)
+            asked.append((audio, ask(engine, audio, num_beams=num_beams, **TIMED)[0]))
             pass_steps(engine, chosen.randint(1, 4))
         moved = 0
-        for sound, answer in asked:
+        for audio, answer in asked:
             answer.finish()
             tokens, ends = timed_by(
-                reference, sound.features, sound.heard, num_beams=num_beams, **ASKED
+                reference, audio.features, audio.heard, num_beams=num_beams, **ASKED
             )
             own = tokens_of(answer)
             assert own == tokens[: len(own)]
@@ -116,7 +116,7 @@ def test_times_are_those_of_transformers(tmp_path, num_beams, place):
 )
 def test_each_of_several_texts_has_its_own(engine, options):
     [features] = random_features(1)
-    answer = ask(engine, Sound(features), **options, **TIMED)[0].finish(options["n"])
+    answer = ask(engine, AudioFeatures(features), **options, **TIMED)[0].finish(options["n"])
     lasts = [delta for delta in answer.deltas if delta.finish_reason is not None]
     assert len({tuple(delta.token_ends) for delta in lasts}) == options["n"]
     for delta in lasts:
@@ -126,10 +126,14 @@ def test_each_of_several_texts_has_its_own(engine, options):
 
 def test_text_that_stands_before_has_no_times(folder, engine):
     reference = tiny_whisper_folder(folder, seed=SEED)
-    for features in [*random_features(1, seed=5), *sounds([320], seed=4)]:
+    for features in [*random_features(1, seed=5), *clips([320], seed=4)]:
         options = {**ASKED, "condition_on_prev_tokens": True, "max_new_tokens": 24}
         answer = ask(
-            engine, Sound(features), prompt_ids=(11, 23, 42), return_timestamps="word", **options
+            engine,
+            AudioFeatures(features),
+            prompt_ids=(11, 23, 42),
+            return_timestamps="word",
+            **options,
         )[0].finish()
         tokens, ends = timed_by(
             reference,
@@ -175,7 +179,7 @@ def test_words_are_those_of_transformers_pipeline(folder, engine):
             return_language=False,
             time_precision=0.02,
         )
-        answer = ask(engine, Sound(features), **TIMED)[0].finish()
+        answer = ask(engine, AudioFeatures(features), **TIMED)[0].finish()
         words = [
             word
             for each in answer.deltas[-1].segments
@@ -195,30 +199,30 @@ def test_words_are_those_of_transformers_pipeline(folder, engine):
 
 def test_nobody_else_has_times(engine):
     for timestamps in (False, True):
-        answer = ask(engine, Sound(random_features(1)[0]), return_timestamps=timestamps, **ASKED)[
-            0
-        ].finish()
+        answer = ask(
+            engine, AudioFeatures(random_features(1)[0]), return_timestamps=timestamps, **ASKED
+        )[0].finish()
         assert {delta.token_ends for delta in answer.deltas} == {None}
         assert {each.times for each in answer.deltas[-1].segments} == {None}
 
 
-def test_a_sound_is_encoded_once_for_its_text_and_its_times(engine, monkeypatch):
+def test_an_audio_input_is_encoded_once_for_its_text_and_its_times(engine, monkeypatch):
     encoded, encode = [], engine.model.encode
     monkeypatch.setattr(
         engine.model, "encode", lambda batch, cache: encoded.append(batch) or encode(batch, cache)
     )
-    answer = ask(engine, Sound(random_features(1, seed=77)[0]), **TIMED)[0].finish()
+    answer = ask(engine, AudioFeatures(random_features(1, seed=77)[0]), **TIMED)[0].finish()
     assert answer.deltas[-1].token_ends
     assert len(encoded) == 1
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_times_that_cannot_be_found_end_their_request_alone(engine, monkeypatch, beams):
-    other = ask(engine, Sound(random_features(1)[0]), **ASKED)[0]
+    other = ask(engine, AudioFeatures(random_features(1)[0]), **ASKED)[0]
     with monkeypatch.context() as patch:
         patch.setattr(engine.model, "head_weights", lambda *_: 1 / 0)
         with pytest.raises(ComputeFailed):
-            ask(engine, Sound(random_features(1)[0]), num_beams=beams, **TIMED)[0].finish()
+            ask(engine, AudioFeatures(random_features(1)[0]), num_beams=beams, **TIMED)[0].finish()
     assert other.finish().tokens()
     assert between_steps(engine, lambda: engine.cache.used) == 0
 
@@ -231,8 +235,10 @@ def test_a_folder_without_heads_of_its_decoder_has_no_times(tmp_path, heads):
     with GenerationEngine(tmp_path, settings()) as engine:
         message = "return_timestamps: got word, wanted true or false for a model whose gen.* no al"
         with pytest.raises(InvalidInput, match=message):
-            ask(engine, Sound(random_features(1)[0]), **TIMED)
-        answer = ask(engine, Sound(random_features(1)[0]), return_timestamps=True, **ASKED)[0]
+            ask(engine, AudioFeatures(random_features(1)[0]), **TIMED)
+        answer = ask(engine, AudioFeatures(random_features(1)[0]), return_timestamps=True, **ASKED)[
+            0
+        ]
         assert answer.finish().deltas[-1].segments
 
 

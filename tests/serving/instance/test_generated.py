@@ -15,7 +15,7 @@ from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import layer
-from fusewire.serving.instance.generated import Generated, Words
+from fusewire.serving.instance.generated import Generated, TokensToText
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
 from fusewire.tasks.generate import GenerateRequest, read
 from hypothesis import given
@@ -42,7 +42,7 @@ def generated(n: int, stream: bool, prefix: str = "", **given: Any) -> Generated
     drawn = {"temperature": 1.0} if n > 1 else {}
     parameters = GenerationParameters(**layer({"n": n, **drawn, **given}))
     request = GenerateRequest("p", parameters, "text_input", stream, prefix, frozenset(RETURNED))
-    return Generated(request, 3, Words(lambda token: f"<{token}>"))
+    return Generated(request, 3, TokensToText(lambda token: f"<{token}>"))
 
 
 @st.composite
@@ -160,8 +160,8 @@ def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:
 def test_logprobs_have_the_bytes_of_parts_of_characters() -> None:
     wanted = frozenset(["logprobs"])
     request = GenerateRequest("p", GenerationParameters(logprobs=1), returned=wanted)
-    words = Words(lambda token: "\ufffd", lambda token: bytes([token, 0x82]))
-    made = Generated(request, 3, words)
+    to_text = TokensToText(lambda token: "\ufffd", lambda token: bytes([token, 0x82]))
+    made = Generated(request, 3, to_text)
     made.add(delta(0, "", 1, last=True))
     ((place,),) = (json.loads(each) for each in made.take()["logprobs"])
     assert place["7"]["decoded_token"] == "\ufffd"

@@ -1,4 +1,4 @@
-"""Short sound is answered while long sound is decoded, whichever came first."""
+"""Short audio is answered while long audio is decoded, whichever came first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHORT_S, MOST_S, WAITING = 1, 3, 8
 
 @pytest.fixture
 def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Long sound is being decoded until this file is there."""
+    """Long audio is being decoded until this file is there."""
     path = tmp_path / "decoded"
     wait = (
         "import os, time\n"
@@ -65,7 +65,7 @@ def role(tmp_path: Path, decoded: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     made.close()
 
 
-def sound(seconds: float, form: str = "audio") -> Request:
+def audio(seconds: float, form: str = "audio") -> Request:
     noise = np.random.default_rng(0).normal(0, 0.1, int(seconds * RATE)).clip(-1, 1)
     samples = noise.astype(np.float32)
     file = np.array([wave_file((samples * 32767).astype("<i2").tobytes())], object)
@@ -74,12 +74,12 @@ def sound(seconds: float, form: str = "audio") -> Request:
     return Request({form: given[form]}, {**asked, "no_repeat_ngram_size": 3})
 
 
-def test_short_sound_is_answered_while_long_sound_is_decoded(role: Role, decoded: Path) -> None:
+def test_short_audio_is_answered_while_long_audio_is_decoded(role: Role, decoded: Path) -> None:
     many = [Client() for _ in range(WAITING - 1)]  # more than there are threads
     for client in many:
-        take(role, sound(2), client)
+        take(role, audio(2), client)
     for form in ("audio", "samples"):
-        take(role, sound(0.5, form), short := Client())
+        take(role, audio(0.5, form), short := Client())
         assert short.text()
     assert not any(client.answers for client in many)
     decoded.touch()
@@ -107,7 +107,7 @@ def test_a_sender_is_let_go_with_the_last_answer(role: Role, decoded: Path) -> N
     decoded.touch()
     gc.disable()
     try:
-        for asked in (sound(0.5), sound(2), sound(MOST_S + 1)):
+        for asked in (audio(0.5), audio(2), audio(MOST_S + 1)):
             take(role, asked, client := Sends())
             client.answer()
             until(lambda: client.made() is None)
@@ -116,18 +116,18 @@ def test_a_sender_is_let_go_with_the_last_answer(role: Role, decoded: Path) -> N
 
 
 def test_what_no_process_would_read_is_refused_at_once(role: Role) -> None:
-    take(role, sound(2), waits := Client())
-    take(role, sound(MOST_S + 1), refused := Client())
+    take(role, audio(2), waits := Client())
+    take(role, audio(MOST_S + 1), refused := Client())
     answer = refused.answer()
     assert isinstance(answer, InvalidInput)
     assert "64000 samples, 4.0 s, wanted at most 48000, 3 s" in str(answer)
     assert not waits.answers
 
 
-def test_too_much_long_sound_is_refused_by_name(role: Role, decoded: Path) -> None:
+def test_too_much_long_audio_is_refused_by_name(role: Role, decoded: Path) -> None:
     many = [Client() for _ in range(WAITING + 1)]
     for index, client in enumerate(many):
-        take(role, sound(2), client)
+        take(role, audio(2), client)
         if index < WAITING:
             queues = role._begins._hearing  # type: ignore[union-attr]
             until(lambda: queues._found_long._waiting._value == WAITING - 1 - index)  # noqa: B023
@@ -141,8 +141,8 @@ def test_too_much_long_sound_is_refused_by_name(role: Role, decoded: Path) -> No
 
 @pytest.mark.parametrize("by", ["timeout_seconds", "deadline"])
 def test_who_is_late_when_it_comes_is_not_read(role: Role, by: str) -> None:
-    late, client = sound(0.5), Client()
-    late.inputs["audio"][0] = b"RIFF no sound"
+    late, client = audio(0.5), Client()
+    late.inputs["audio"][0] = b"RIFF no audio"
     if by == "timeout_seconds":
         late.parameters["timeout_seconds"] = 1e-6
     else:
@@ -159,11 +159,11 @@ def test_who_is_late_while_others_are_decoded_is_not_read(
     monkeypatch.setattr(queues._long, "file", lambda *args: reads.append(1) or read(*args))
     many = [Client() for _ in range(hearing._LONG_THREADS)]
     for client in many:
-        take(role, sound(2), client)
+        take(role, audio(2), client)
     until(lambda: len(reads) == len(many))
     late = Client()
     late.deadline = time.monotonic() + 600
-    take(role, sound(2), late)
+    take(role, audio(2), late)
     until(lambda: queues._found_long._works.qsize() == 1)
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 601)
     monkeypatch.setattr(generating, "time", clock)
@@ -172,12 +172,12 @@ def test_who_is_late_while_others_are_decoded_is_not_read(
     assert len(reads) == len(many)
 
 
-def test_who_is_late_when_its_sound_is_decoded_is_not_computed(
+def test_who_is_late_when_its_audio_is_decoded_is_not_computed(
     role: Role, decoded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, step = [], role.engine.model.step
     monkeypatch.setattr(role.engine.model, "step", lambda *args: steps.append(1) or step(*args))
-    late, client = sound(2), Client()
+    late, client = audio(2), Client()
     late.parameters["timeout_seconds"] = 1.0
     take(role, late, client)
     time.sleep(1.0)
@@ -190,8 +190,8 @@ def test_who_leaves_while_it_waits_is_not_read(role: Role, decoded: Path) -> Non
     threads = hearing._LONG_THREADS
     many = [Client() for _ in range(threads)]
     for client in many:
-        take(role, sound(2), client)
-    take(role, sound(2), gone := Client())
+        take(role, audio(2), client)
+    take(role, audio(2), gone := Client())
     until(lambda: role._begins._hearing._found_long._works.qsize() == 1)  # type: ignore[union-attr]
     gone.gone = True
     decoded.touch()

@@ -1,4 +1,4 @@
-"""Forms with sound at the OpenAI endpoint, and the formats of transcripts, without a server."""
+"""Forms with audio at the OpenAI endpoint, and the formats of transcripts, without a server."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def form(fields: dict[str, Any], files: Any) -> tuple[bytes, str]:
 
 
 def test_a_form_has_its_fields_and_the_bytes_of_its_file():
-    sound = bytes(range(256)) * 1000
-    body, kind = form({"model": "w", "language": "français"}, {"file": ("a.wav", sound)})
-    assert dict(parsed(body, kind)) == {"model": "w", "language": "français", "file": sound}
+    audio = bytes(range(256)) * 1000
+    body, kind = form({"model": "w", "language": "français"}, {"file": ("a.wav", audio)})
+    assert dict(parsed(body, kind)) == {"model": "w", "language": "français", "file": audio}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fusewire import kernels
 from fusewire.calibration import calibrate
 from fusewire.models import load_decoder, load_model
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import Dense
+from fusewire.models.stored_weights import Dense
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 from safetensors.torch import load_file

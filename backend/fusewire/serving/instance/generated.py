@@ -24,7 +24,7 @@ Outputs = dict[str, NDArray[Any]]
 _LEAST_LOGPROB = -9999.0
 
 
-class Words(NamedTuple):
+class TokensToText(NamedTuple):
     """Functions that convert a model's tokens to text."""
 
     spell: Callable[[int], str]  # a token's text, for log probabilities
@@ -41,10 +41,12 @@ class Generated:
     there is one response.
     """
 
-    def __init__(self, request: GenerateRequest, num_input_tokens: int, words: Words) -> None:
+    def __init__(
+        self, request: GenerateRequest, num_input_tokens: int, to_text: TokensToText
+    ) -> None:
         count = request.parameters.n
         self._request = request
-        self._words = words
+        self._to_text = to_text
         self._num_input_tokens = num_input_tokens
         self._num_cached_tokens = 0
         self._texts = [request.prefix] * count
@@ -123,14 +125,14 @@ class Generated:
         record: dict[str, Any] = {
             "start": segment.start,
             "end": segment.end,
-            "text": self._words.decode([*segment.token_ids]),
+            "text": self._to_text.decode([*segment.token_ids]),
             "tokens": list(segment.token_ids),
         }
         if segment.window is not None:
             found = asdict(segment.window).items()
             record |= {name: value for name, value in found if value is not None}
             record["avg_logprob"] = max(record["avg_logprob"], _LEAST_LOGPROB)
-        words = timed_words(segment, self._language or None, self._words.decode_word)
+        words = timed_words(segment, self._language or None, self._to_text.decode_word)
         if words is not None:
             record["words"] = [*map(asdict, words)]
         return record
@@ -162,8 +164,8 @@ class Generated:
 
     @cached_property
     def _spelled(self) -> Callable[[int], dict[str, Any]]:
-        words = self._words
-        return cache(lambda token: _spelled(words.spell(token), words.part(token)))
+        to_text = self._to_text
+        return cache(lambda token: _spelled(to_text.spell(token), to_text.part(token)))
 
 
 def _spelled(text: str, part: bytes | None) -> dict[str, Any]:

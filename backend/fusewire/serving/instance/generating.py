@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fusewire import kernels
-from fusewire.audio import ReadsSound
+from fusewire.audio import ReadsAudio
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
@@ -26,7 +26,7 @@ from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.serving.instance.generated import Generated, Words
+from fusewire.serving.instance.generated import Generated, TokensToText
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.hearing import Hearing
 from fusewire.serving.instance.response import Incoming, Response
@@ -58,13 +58,13 @@ class Generating:
         self._long_texts = WorkQueue()
         self._chats = WorkQueue("queue: got messages", engine.settings.max_waiting)
         self._hearing = None
-        if engine.sound is not None:
+        if engine.log_mel is not None:
             most = engine.limits.max_audio_seconds, engine.settings.max_waiting
-            self._hearing = Hearing(engine.sound, *most)
+            self._hearing = Hearing(engine.log_mel, *most)
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
         self._requests = RequestReader(self._reader, Chat(self._conversation_ids))
         tokenizer = engine.tokenizer
-        self._words = Words(
+        self._to_text = TokensToText(
             tokenizer.token_text,
             tokenizer.token_text.part,
             tokenizer.decode,
@@ -85,10 +85,10 @@ class Generating:
         inputs = {name: array.copy() for name, array in request.inputs.items()}
         later = replace(request, inputs=inputs)
 
-        def begin(sound: ReadsSound | None = None) -> None:
+        def begin(audio: ReadsAudio | None = None) -> None:
             if response.cancelled():
                 raise Cancelled(CANCELLED)
-            self._begin(later, deadline, response, arrived, sound)
+            self._begin(later, deadline, response, arrived, audio)
 
         def fail(error: Exception) -> None:
             response.fail(failure(error))
@@ -111,7 +111,7 @@ class Generating:
         deadline: float | None,
         response: Response,
         arrived: float,
-        sound: ReadsSound | None = None,
+        audio: ReadsAudio | None = None,
     ) -> None:
         engine = self._engine
         parameters = dict(request.parameters)
@@ -129,14 +129,14 @@ class Generating:
                 raise DeadlineExceeded(TOO_LATE)
 
         wanted: GenerateRequest = (
-            read_transcription(request.inputs, parameters, self._reader, sound, begins)
-            if sound
+            read_transcription(request.inputs, parameters, self._reader, audio, begins)
+            if audio
             else self._requests.read(request.inputs, parameters)
         )
         if request.tenant:
             wanted = replace(wanted, tenant=request.tenant)
         metrics = None if request.probe else self._metrics
-        response.content = Texts(wanted, self._words, metrics, arrived)
+        response.content = Texts(wanted, self._to_text, metrics, arrived)
         response.begin(engine, wanted, due(wanted.parameters))
 
     def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
@@ -150,14 +150,14 @@ class Texts:
     def __init__(
         self,
         request: GenerateRequest,
-        words: Words,
+        to_text: TokensToText,
         metrics: GenerationMetrics | None,
         arrived: float,
     ) -> None:
-        """`words`: those of the model. `metrics`: None for a request that is not counted.
+        """`to_text`: the tokenizer's. `metrics`: None for a request that is not counted.
         `arrived`: a time of time.monotonic."""
         self._request = request
-        self._words = words
+        self._to_text = to_text
         self._metrics = metrics
         self._arrived = arrived
         self._last: dict[int, float] = {}  # text -> when its last token came
@@ -168,7 +168,7 @@ class Texts:
 
     def begun(self, ticket: Ticket) -> None:
         self._ask = ticket.ask
-        self._generated = Generated(self._request, ticket.num_input_tokens, self._words)
+        self._generated = Generated(self._request, ticket.num_input_tokens, self._to_text)
 
     @property
     def ready(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fusewire.audio import LogMel, LongerSound, ReadsSound, SoundProcesses
+from fusewire.audio import AudioProcesses, LogMel, LongerAudio, ReadsAudio
 from fusewire.text.work_queue import WorkQueue
 
 # Reading this much audio takes some 0.2 s. An hour takes sixty times as long.
@@ -25,19 +25,19 @@ class Hearing:
         waiting requests with audio that is not yet known to be long, and of those with long
         audio."""
         short = min(SHORT_SECONDS, most_seconds)
-        self._short = SoundProcesses(log_mel, most_seconds, short)
-        self._long = SoundProcesses(log_mel, most_seconds, most_seconds)
+        self._short = AudioProcesses(log_mel, most_seconds, short)
+        self._long = AudioProcesses(log_mel, most_seconds, most_seconds)
         self._arrived = WorkQueue("queue: got audio", most_waiting, threads=_SHORT_THREADS)
         self._found_long = WorkQueue("queue: got long audio", most_waiting, threads=_LONG_THREADS)
 
-    def take(self, begin: Callable[[ReadsSound], None], fail: Callable[[Exception], None]) -> None:
+    def take(self, begin: Callable[[ReadsAudio], None], fail: Callable[[Exception], None]) -> None:
         """Queues a request. Raises QueueFull. `begin` reads and submits it, and is called again
         where its audio is long. `fail` is called with its error."""
 
         def with_short() -> None:
             try:
                 begin(self._short)
-            except LongerSound:
+            except LongerAudio:
                 self._found_long.take(lambda: begin(self._long), fail)
 
         self._arrived.take(with_short, fail)

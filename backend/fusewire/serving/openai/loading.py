@@ -30,7 +30,7 @@ from fusewire.serving.openai.served import (
     Served,
     Transcriber,
 )
-from fusewire.serving.openai.transcriptions import OUTPUTS as OF_SOUND
+from fusewire.serving.openai.transcriptions import OUTPUTS as OF_TRANSCRIPTIONS
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import GENERATE, GENERATING, TRANSCRIBE
 from fusewire.tasks.rerank import query_prompt, score_function
@@ -83,7 +83,7 @@ def _served(name: str, source: ModelSource, chat_template: Path | None) -> Serve
         return None
     settings = model_config.check(config, name)
     if settings.task == TRANSCRIBE:
-        _check_outputs(config, name, OF_SOUND)
+        _check_outputs(config, name, OF_TRANSCRIPTIONS)
         return _transcriber(name, source.folder, settings.max_length)
     if settings.task in GENERATING:
         _check_outputs(config, name, OUTPUTS)

@@ -1,13 +1,13 @@
-"""Sound beyond what an engine holds is refused, with the time after which there is room."""
+"""Audio beyond what an engine holds is refused, with the time after which there is room."""
 
 from __future__ import annotations
 
 import pytest
-from fusewire.engine.held_sound import HeldSound
+from fusewire.engine.held_audio import HeldAudio
 from fusewire.errors import Overloaded
 
 
-def refusal(held: HeldSound, seconds: float) -> Overloaded:
+def refusal(held: HeldAudio, seconds: float) -> Overloaded:
     with pytest.raises(Overloaded) as refused:
         held.take(seconds)
     return refused.value
@@ -15,7 +15,7 @@ def refusal(held: HeldSound, seconds: float) -> Overloaded:
 
 def test_there_is_room_when_enough_of_it_has_ended() -> None:
     ends = [10.0, 20.0, 40.0, 80.0]
-    held = HeldSound(100, lambda: ends)
+    held = HeldAudio(100, lambda: ends)
     for _ in ends:
         held.take(25)
     for seconds, after in ((1, 10.0), (24, 10.0), (26, 20.0), (60, 40.0), (100, 80.0)):
@@ -27,7 +27,7 @@ def test_there_is_room_when_enough_of_it_has_ended() -> None:
 
 
 def test_where_none_runs_yet_there_may_be_room_soon() -> None:
-    held = HeldSound(100, list)
+    held = HeldAudio(100, list)
     held.take(90)
     assert refusal(held, 20).retry_after_s == 1.0
     held.take(10)

@@ -1,4 +1,4 @@
-"""How much sound an engine has at once: its features are memory."""
+"""How much audio an engine has at once: its features are memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fusewire.engine.branches import Event
 from fusewire.errors import FusewireError, Overloaded, QueueFull
 
 
-class HeldSound:
-    """The seconds of all sounds that run and wait. From any thread."""
+class HeldAudio:
+    """The seconds of all audio inputs that run and wait. From any thread."""
 
     def __init__(self, most_seconds: float, ends_s: Callable[[], Sequence[float]]) -> None:
         """`ends_s`: the predicted seconds until each request that runs has ended, sorted."""
@@ -24,7 +24,7 @@ class HeldSound:
         return self._held
 
     def take(self, seconds: float) -> None:
-        """Takes `seconds` of sound. Overloaded where they are too much beside the others, until
+        """Takes `seconds` of audio. Overloaded where they are too much beside the others, until
         enough of these have been written down."""
         with self._lock:
             held = self._held
@@ -55,7 +55,7 @@ class HeldSound:
         return told
 
     def _until_there_is_room_s(self, share: float) -> float:
-        """Seconds until this share of what runs has ended, as if all had sounds of one length."""
+        """Seconds until this share of what runs has ended, as if all had inputs of one length."""
         ends = self._ends_s()
         if not ends:
             return QueueFull.retry_after_s
