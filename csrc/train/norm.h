@@ -41,8 +41,8 @@ struct Norm {
   // Computes sum = dropout(sum) + x, in place, and y = norm(sum).
   void drop_and_forward(const Tensor& y, const Tensor& sum, const Tensor& x, const Dropout& dropout,
                         const Pass& pass) const;
-  // The backward pass of drop_and_forward: d, the gradient of y, is replaced by that of x, and `sum`
-  // by the gradient of its value before drop_and_forward.
+  // The backward pass of drop_and_forward: d, the gradient of y, is replaced by that of x, and
+  // `sum` by the gradient of its value before drop_and_forward.
   void backward_and_drop(const Tensor& d, const Tensor& sum, const Dropout& dropout,
                          const Pass& pass) const;
   // Normalises each head in place, for an RMSNorm.
