@@ -16,6 +16,7 @@ from fusewire.generation.parameters import GenerationParameters
 from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.tokenizer import Tokenizer
 from fusewire.text.tokenizer_library import TokenizerFault
+from fusewire.text.unknown_tokens import unknown_token
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +67,7 @@ def read_prompt(
         wanted = f"ids 0..{limits.prompt_vocab_size - 1}, the model's vocabulary"
         got, remedy = f"id {wrong}", "use this model's tokenizer and tokens"
         if isinstance(prompt, str):
-            got = f"the token {tokenizer.piece(wrong)!r} with {got}"
-            remedy = (
-                "leave the token out (the model folder has a tokenizer with more tokens than the "
-                "model)"
-            )
+            got, remedy = unknown_token(tokenizer, wrong)
         raise InvalidInput(field, got, wanted, remedy)
     return Prompt(token_ids, max_new_tokens(parameters, len(token_ids), limits))
 

@@ -23,6 +23,7 @@ from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.long_pairs import shortened
 from fusewire.text.tokenizer import Tokenizer
 from fusewire.text.tokenizer_library import TokenizerFault
+from fusewire.text.unknown_tokens import unknown_token
 
 # Question answering reads windows of this many tokens by default, as transformers does.
 WINDOW_TOKENS = 384
@@ -218,13 +219,9 @@ class TextEncoder:
         assert self.tokenizer is not None
         tokens = Tokens.of_text(encoding, uses_types=self._types > 1)
         if (unknown := _outside(tokens.sequence.input_ids, self._vocab_size)) is not None:
-            raise InvalidInput(
-                "text_input",
-                f"the token {self.tokenizer.piece(unknown)!r} with id {unknown}",
-                f"0..{self._vocab_size - 1}, the model's vocabulary",
-                "leave the token out (the model folder has a tokenizer with more tokens than the "
-                "model)",
-            )
+            got, remedy = unknown_token(self.tokenizer, unknown)
+            wanted = f"0..{self._vocab_size - 1}, the model's vocabulary"
+            raise InvalidInput("text_input", got, wanted, remedy)
         if (unknown := _outside(tokens.sequence.token_type_ids, self._types)) is not None:
             raise InvalidInput(
                 "text_input",
