@@ -17,12 +17,11 @@ import numpy as np
 
 from benchmarks.worker import Handler, Worker
 
-SETTLE_S = 0.1  # longer than threads of a server spin after their work
-
 if TYPE_CHECKING:
     from fusewire.settings import EngineSettings
 
 MOST_ROWS = 128  # of a request: a server's default limit
+SETTLE_S = 0.1  # longer than threads of a server spin after their work
 
 
 class Prepared(NamedTuple):

@@ -31,7 +31,7 @@ class SequenceAdmission:
         self._refused: tuple[GenerationSequence, int] | None = None
 
     def look_again(self) -> None:
-        """Pages were stored, which the sequence that was refused may find."""
+        """Called when pages were stored that the refused sequence may find."""
         self._refused = None
 
     def must_wait(self, sequence: GenerationSequence, budget: int) -> bool:
@@ -85,8 +85,8 @@ class SequenceAdmission:
         return slots + sequence.slots - sequence.beams if slots else 0
 
     def _give_pages(self, sequence: GenerationSequence, spare: int) -> SequencePages:
-        """Gives a sequence pages for all that it stores before it goes on; OutOfPages, and no
-        change."""
+        """Gives a sequence pages for all that it stores before it goes on. Raises OutOfPages, and
+        then changes nothing."""
         assert sequence.names is not None
         ids, source, beams = sequence.token_ids, sequence.source, sequence.beams
         if sequence.pasts:

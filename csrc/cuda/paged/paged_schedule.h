@@ -101,7 +101,7 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
   tiles = __reduce_add_sync(kWarp, tiles);
   behind = __reduce_max_sync(kWarp, behind);
 
-  // Keys of a part.
+  // Whole tiles are enough for all blocks.
   const bool fills = tiles * shape.kv_heads >= plan.capacity;
   const long long share = (total * shape.kv_heads + plan.capacity - 1) / plan.capacity;
   constexpr int kMostKeys = INT32_MAX / 2;
