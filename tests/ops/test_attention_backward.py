@@ -45,6 +45,17 @@ def test_bits_do_not_depend_on_threads_or_on_the_run(shape: Attention, place: Pl
         k.set_num_threads(before)
 
 
+# Sequences of at most 64 tokens, 40 on average, which a block of a GPU holds as a whole.
+SHORT = [
+    Attention((28, 1, 17, 33, 64, 16, 40), 3, 64, **CAUSAL),
+    Attention((28, 30, 5), 2, 64, dropout=0.1),
+    Attention((20, 31, 9), 2, 64, key_lengths=(30, 64, 7), dropout=0.2),
+    Attention((20, 31, 9), 2, 64, key_lengths=(30, 64, 12), **CAUSAL),
+    Attention((60, 33, 7), 4, 32, **window(9)),
+    Attention((16, 30, 2), 3, 40, dropout=0.3),
+    Attention((30, 20, 9), 4, 64, kv_heads=2, dropout=0.1),
+    Attention((30, 20), 2, 64, soft_cap=3.0, dropout=0.1),
+]
 # Lengths around the tiles of a GPU's kernels, and features with separate code paths. On Hopper,
 # head_dim 64 and 128 have wgmma kernels for aligned rows ("dense", "strided"); unaligned rows use
 # the kernels of all GPUs ("unaligned").
@@ -70,6 +81,7 @@ GPU_SHAPES = [
     Attention((33, 190), 3, 72, key_lengths=(140, 64), dropout=0.2),
     Attention((2, 3) * 40, 2, 64),
     Attention((64, 129), 2, 96, soft_cap=3.0, dropout=0.1),
+    *SHORT,
 ]
 # Distances within a table and far beyond its ends, in tiles that contain both.
 BIASED = [

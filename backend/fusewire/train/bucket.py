@@ -4,6 +4,7 @@ input of a recorded step."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -17,40 +18,59 @@ from fusewire.train.torch_tensors import view
 _STEPS, _PLACES = 16, 32
 
 
-def bucket_of(rows: int, length: int, tokens: int) -> tuple[int, int, int]:
-    """The rows, places per row and tokens that a batch is computed with: its own, rounded up."""
-    step = max(1, power_of_two(tokens) // (2 * _STEPS))
-    return rows, -(-length // _PLACES) * _PLACES, -(-tokens // step) * step
+class Bucket(NamedTuple):
+    """The sizes that a batch is computed with: its own, rounded up. `missing`: the number of
+    sequences that its missing tokens form."""
+
+    rows: int
+    places: int
+    tokens: int
+    missing: int
+
+
+def places_of(length: int) -> int:
+    """The places per row that rows of `length` are computed with."""
+    return -(-length // _PLACES) * _PLACES
+
+
+def step_of(tokens: int) -> int:
+    """The multiple that a number of tokens is rounded up to."""
+    return max(1, power_of_two(tokens) // (2 * _STEPS))
+
+
+def missing_of(places: int, tokens: int) -> int:
+    """The number of sequences for the missing tokens of a batch of `tokens`, so that none is longer
+    than a row: for batches of short sequences there are kernels of their own."""
+    return -(-step_of(tokens) // max(1, places - 1))
 
 
 class PackedBucket(Packed):
-    """Packed batches [rows, length] of up to `tokens` tokens, written one after another.
+    """Packed batches [rows, places] of up to `tokens` tokens, written one after another.
 
-    Missing tokens form a sequence of their own behind the others. They are copies of the first
+    Missing tokens form sequences of their own behind the others. They are copies of the first
     token; their results are dropped and they have no gradient.
     """
 
-    def __init__(
-        self, rows: int, length: int, tokens: int, tensors: Mapping[str, torch.Tensor]
-    ) -> None:
+    def __init__(self, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> None:
         """`tensors`: the tensors of `kinds` that steps read."""
-        self.shape = rows, length
+        self.shape = bucket.rows, bucket.places
         self.rows_begin = True
-        self._tokens, self._longest = tokens, 0
+        self._tokens, self._missing, self._longest = bucket.tokens, bucket.missing, 0
         self._index = tensors["index"]
         self._places = tensors["places"]
         self._offsets = tensors["offsets"]
-        longest = max(length, tokens // _STEPS + 1)
-        self.batch = SequenceBatch.bucket(view(self._offsets), tokens, longest)
+        most_missing = step_of(bucket.tokens) + bucket.missing
+        longest = max(bucket.places, -(-most_missing // bucket.missing))
+        self.batch = SequenceBatch.bucket(view(self._offsets), bucket.tokens, longest)
 
     @staticmethod
-    def kinds(rows: int, tokens: int) -> dict[str, Kind]:
+    def kinds(bucket: Bucket) -> dict[str, Kind]:
         """The place of each token in the concatenated rows; the same with a place behind the rows
         for missing tokens; the offsets of the sequences."""
         return {
-            "index": Kind((tokens,), torch.int64),
-            "places": Kind((tokens,), torch.int64),
-            "offsets": Kind((rows + 2,), torch.int32),
+            "index": Kind((bucket.tokens,), torch.int64),
+            "places": Kind((bucket.tokens,), torch.int64),
+            "offsets": Kind((bucket.rows + bucket.missing + 1,), torch.int32),
         }
 
     @property
@@ -77,10 +97,12 @@ class PackedBucket(Packed):
         to["index"][count:] = index[0]
         to["places"][count:] = rows * length
         offsets = to["offsets"]
-        offsets[0], offsets[-1] = 0, self._tokens
-        offsets[1:-1] = lengths.cumsum(0)
+        offsets[0] = 0
+        offsets[1 : rows + 1] = lengths.cumsum(0)
+        parts = torch.arange(1, self._missing + 1)
+        offsets[rows + 1 :] = count + missing * parts // self._missing
         if self._offsets.device.type == "cpu":  # CPU kernels read offsets when they are called
-            self.batch = SequenceBatch(view(offsets if missing else offsets[:-1].clone()))
+            self.batch = SequenceBatch(view(offsets.unique_consecutive()))
 
     def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         rows, length = self.shape

@@ -10,7 +10,7 @@ import torch
 
 from fusewire.errors import InvalidInput
 from fusewire.train.arguments import refuse_flattened
-from fusewire.train.bucket import PackedBucket, bucket_of
+from fusewire.train.bucket import Bucket, PackedBucket, missing_of, places_of, step_of
 from fusewire.train.packed import tokens_of
 from fusewire.train.sent_tensors import Kind, SentTensors
 from fusewire.train.targets import NO_LABEL, target_mask
@@ -34,10 +34,19 @@ class Side(NamedTuple):
     def shape(self) -> torch.Size:
         return self.there.shape
 
-    def bucket(self, spare: int) -> tuple[int, int, int]:
-        rows, length = self.shape
-        rows, places, tokens = bucket_of(rows, length, int(self.lengths.sum()) + spare)
-        return rows, length if self.counted else places, tokens
+    @property
+    def places(self) -> int:
+        return self.shape[1] if self.counted else places_of(self.shape[1])
+
+    @property
+    def missing(self) -> int:
+        return missing_of(self.places, int(self.lengths.sum()))
+
+    def bucket(self, spare: int, missing: int) -> Bucket:
+        """`spare`: the least number of missing tokens."""
+        tokens = int(self.lengths.sum()) + spare
+        step = step_of(tokens)
+        return Bucket(self.shape[0], self.places, -(-tokens // step) * step, missing)
 
 
 Sides = dict[str, Side]  # by the prefix of argument names
@@ -114,23 +123,25 @@ def key_of(batch: Batch, sides: Sides) -> Any:
     )
     # Heads check this themselves, but not in a replay.
     pooled = not sides or bool(sides[SOURCE].there[:, 0].all())
-    return _buckets(sides), others, pooled
+    return buckets_of(sides), others, pooled
 
 
-def _buckets(sides: Sides) -> tuple[tuple[int, int, int], ...]:
-    # A target reads the source of the same number, so both sides have a sequence of missing tokens.
-    spare = int(TARGET in sides)
-    return tuple(side.bucket(spare) for side in sides.values())
+def buckets_of(sides: Sides) -> tuple[Bucket, ...]:
+    # A target reads the source of the same number, so both sides have as many sequences of missing
+    # tokens, none of which is empty.
+    missing = max((side.missing for side in sides.values()), default=0)
+    spare = missing if TARGET in sides else 0
+    return tuple(side.bucket(spare, missing) for side in sides.values())
 
 
 class BucketInputs:
     """`batch`: tensors of a bucket's sizes on a device; `packed`: their tokens, by side."""
 
     def __init__(self, batch: Batch, sides: Sides, device: torch.device) -> None:
-        buckets = dict(zip(sides, _buckets(sides), strict=True))
+        buckets = dict(zip(sides, buckets_of(sides), strict=True))
         kinds: dict[str, Kind] = {}
-        for side, (rows, _, tokens) in buckets.items():
-            packed = PackedBucket.kinds(rows, tokens)
+        for side, bucket in buckets.items():
+            packed = PackedBucket.kinds(bucket)
             kinds |= {_packed(side, name): kind for name, kind in packed.items()}
         of_sides = {name: side for name, _, side in _sorted(batch, sides)}
         for name, of_side in of_sides.items():
@@ -140,7 +151,7 @@ class BucketInputs:
         self._sent = SentTensors(kinds, device)
         there = self._sent.tensors
         self.packed = {
-            side: PackedBucket(*bucket, _of_side(side, there)) for side, bucket in buckets.items()
+            side: PackedBucket(bucket, _of_side(side, there)) for side, bucket in buckets.items()
         }
         self.batch = {
             name: torch.empty_like(batch[name], device=device) if of_side is None else there[name]

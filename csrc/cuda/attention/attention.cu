@@ -32,6 +32,8 @@ void attention(const AttentionArguments& a, const Stream& stream) {
     fp32_attention(a, stream);
   } else if (split_attention_fits(a)) {
     split_attention<T>(a, stream);
+  } else if (short_attention_fits(a)) {
+    short_attention<T>(a, stream);
   } else if (large_tiles_pay(a) && sm90_attention_fits(a)) {
     sm90_attention<T>(a, stream);
   } else if (sm90_masked_attention_fits(a)) {

@@ -7,6 +7,7 @@ namespace fusewire::cuda {
 template <class T>
 void attention_backward(const AttentionBackwardArguments& g, const Stream& stream) {
   if constexpr (sizeof(T) == 2) {
+    if (short_attention_backward_fits(g)) return short_attention_backward<T>(g, stream);
     if (sm90_attention_backward_fits(g)) return sm90_attention_backward<T>(g, stream);
     if (flash_attention_backward_fits(g)) return flash_attention_backward<T>(g, stream);
   }

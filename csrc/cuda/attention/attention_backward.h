@@ -1,10 +1,10 @@
 // The implementations of the backward pass of packed attention (core/attention_backward.h) on this
 // device, of which attention_backward.cu picks one by type and shape, and what they share.
 //
-// Each implementation has two kernels. In the first, a block computes dq for a tile of queries. In
-// the second, a block computes dk and dv for a tile of keys and iterates over the queries of all
-// heads that read it. Both recompute the weights. No two blocks add to the same sum, so the result
-// has the same bits every time.
+// Those for sequences of any length have two kernels. In the first, a block computes dq for a tile
+// of queries. In the second, a block computes dk and dv for a tile of keys and iterates over the
+// queries of all heads that read it. Both recompute the weights. No two blocks add to the same sum,
+// so the result has the same bits every time.
 #pragma once
 
 #include "core/attention_backward.h"
@@ -123,6 +123,12 @@ __device__ __forceinline__ WeightGradient differentiate(const AttentionShape& sh
 __device__ __forceinline__ const float* biases_of(const AttentionShape& shape, int head) {
   return shape.bias ? shape.bias + head * (2 * shape.bias_span - 1) + shape.bias_span - 1 : nullptr;
 }
+
+// The kernel for batches of short sequences (T is __half or __nv_bfloat16). `fits` returns whether
+// they are short, each query head has keys of its own and no gradient of the bias is wanted.
+bool short_attention_backward_fits(const AttentionBackwardArguments& g);
+template <class T>
+void short_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
 
 // The kernels for Hopper (T is __half or __nv_bfloat16): head_dim 64 or 128, no bias, no cap, rows
 // that TMA can address. `fits` returns whether they can be used.

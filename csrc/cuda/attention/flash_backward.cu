@@ -6,75 +6,12 @@
 // where the block owns keys. Weights and gradients of scores, the results of the first two
 // products, are therefore already in the warp's registers as operands of the products that follow.
 #include "cuda/attention/attention_dots.h"
+#include "cuda/attention/flash_backward_step.h"
 #include "cuda/attention/flash_backward_tile.h"
 #include "cuda/launch.h"
 
 namespace fusewire::cuda {
 namespace {
-
-// Computes sum += own . other^T for 16 own rows and kOther other rows in shared memory. `own` and
-// `other` are the lane's addresses.
-template <class Tile>
-__device__ __forceinline__ void multiply_rows(float (&sum)[Tile::kOther / 8][4], uint32_t own,
-                                              uint32_t other) {
-#pragma unroll
-  for (int chunk = 0; chunk < Tile::kChunks; chunk += 2) {
-    const uint4 rows = load_matrices(Tile::at(own, 0, chunk));
-    const uint32_t a[4] = {rows.x, rows.y, rows.z, rows.w};
-#pragma unroll
-    for (int n = 0; n < Tile::kOther / 8; n += 2) {
-      const uint4 b = load_matrices(Tile::at(other, n * 8, chunk));
-      multiply_add<typename Tile::T>(sum[n], a, b.x, b.y);
-      multiply_add<typename Tile::T>(sum[n + 1], a, b.z, b.w);
-    }
-  }
-}
-
-// Computes sum += factors . other for 16 rows of the block's own and kDim columns.
-template <class Tile>
-__device__ __forceinline__ void add_rows(float (&sum)[Tile::kChunks][4],
-                                         const float (&factors)[Tile::kOther / 8][4],
-                                         uint32_t other) {
-  using T = typename Tile::T;
-#pragma unroll
-  for (int n = 0; n < Tile::kOther / 8; n += 2) {
-    const uint32_t a[4] = {pack<T>(factors[n][0], factors[n][1]),
-                           pack<T>(factors[n][2], factors[n][3]),
-                           pack<T>(factors[n + 1][0], factors[n + 1][1]),
-                           pack<T>(factors[n + 1][2], factors[n + 1][3])};
-#pragma unroll
-    for (int chunk = 0; chunk < Tile::kChunks; chunk += 2) {
-      const uint4 b = load_transposed(Tile::at(other, n * 8, chunk));
-      multiply_add<T>(sum[chunk], a, b.x, b.y);
-      multiply_add<T>(sum[chunk + 1], a, b.z, b.w);
-    }
-  }
-}
-
-// Stores the warp's 16 rows times `scale`, rounded to T. Only the first `rows` rows exist in
-// memory.
-template <class Tile>
-__device__ __forceinline__ void store_rows(const float (&sum)[Tile::kChunks][4],
-                                           typename Tile::T* to, int64_t stride, int rows,
-                                           int head_dim, float scale, bool vectors) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = half * 8 + g;
-#pragma unroll
-    for (int c = 0; c < Tile::kChunks; c += 4) {
-      uint32_t w[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = sum[c + i] + 2 * half;
-        w[i] = pack<typename Tile::T>(pair[0] * scale, pair[1] * scale);
-      }
-      transpose_quad(w);
-      store_chunk(to + row * stride, (c + t) * 8, row < rows ? head_dim : 0, vectors,
-                  {w[0], w[1], w[2], w[3]});
-    }
-  }
-}
 
 // blockIdx.x is tile * heads + head, in tiles and heads of what the block owns. dots [heads,
 // dots_stride] holds the sums of dout * out of each query, which the kernel of the queries writes.
@@ -83,7 +20,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     flash_backward_kernel(AttentionBackwardShape<typename Tile::T> g, float* dots,
                           int64_t dots_stride, bool vectors_in, bool vectors_out) {
   using T = typename Tile::T;
-  constexpr int kOther = Tile::kOther, kN = kOther / 8;
+  constexpr int kOther = Tile::kOther;
   constexpr int kQueries = kOwnsKeys ? kOther : Tile::kOwn;
   constexpr int kKeys = kOwnsKeys ? Tile::kOwn : kOther, kGroups = kKeys / kDropoutGroup;
   extern __shared__ __align__(128) char shared[];
@@ -107,10 +44,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if constexpr (kOwnsKeys) {
       const int64_t token = of.token + p.first;
       const int rows = of.queries - p.first, column = p.head * dim;
-      Tile::template copy_rows<kOther>(stage.first, g.q + token * shape.q_stride + column,
-                                       shape.q_stride, rows, dim, vectors_in);
-      Tile::template copy_rows<kOther>(stage.second, g.dout + token * g.dout_stride + column,
-                                       g.dout_stride, rows, dim, vectors_in);
+      Tile::copy_rows(stage.first, g.q + token * shape.q_stride + column, shape.q_stride, rows,
+                      kOther, dim, vectors_in);
+      Tile::copy_rows(stage.second, g.dout + token * g.dout_stride + column, g.dout_stride, rows,
+                      kOther, dim, vectors_in);
       // Rows beyond the sequence can take zeros, because q and dout are zero there.
       const float* sums = shape.log_sum_exp + p.head * shape.log_sum_exp_stride;
       const float* products = dots + p.head * dots_stride;
@@ -125,10 +62,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     } else {
       const int64_t key = of.key + p.first;
       const int rows = of.keys - p.first, column = kv_head * dim;
-      Tile::template copy_rows<kOther>(stage.first, g.k + key * shape.k_stride + column,
-                                       shape.k_stride, rows, dim, vectors_in);
-      Tile::template copy_rows<kOther>(stage.second, g.v + key * shape.v_stride + column,
-                                       shape.v_stride, rows, dim, vectors_in);
+      Tile::copy_rows(stage.first, g.k + key * shape.k_stride + column, shape.k_stride, rows,
+                      kOther, dim, vectors_in);
+      Tile::copy_rows(stage.second, g.v + key * shape.v_stride + column, shape.v_stride, rows,
+                      kOther, dim, vectors_in);
     }
     end_copies();
     if (shape.dropout.any) {
@@ -143,12 +80,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const int column = own_head * dim;
     const int64_t first_stride = kOwnsKeys ? shape.k_stride : shape.q_stride;
     const int64_t second_stride = kOwnsKeys ? shape.v_stride : g.dout_stride;
-    Tile::template copy_rows<Tile::kOwn>(m.first,
-                                         (kOwnsKeys ? g.k : g.q) + row * first_stride + column,
-                                         first_stride, own_rows, dim, vectors_in);
-    Tile::template copy_rows<Tile::kOwn>(m.second,
-                                         (kOwnsKeys ? g.v : g.dout) + row * second_stride + column,
-                                         second_stride, own_rows, dim, vectors_in);
+    Tile::copy_rows(m.first, (kOwnsKeys ? g.k : g.q) + row * first_stride + column, first_stride,
+                    own_rows, Tile::kOwn, dim, vectors_in);
+    Tile::copy_rows(m.second, (kOwnsKeys ? g.v : g.dout) + row * second_stride + column,
+                    second_stride, own_rows, Tile::kOwn, dim, vectors_in);
   }
   if (count > 0) fetch(0);
   if constexpr (!kOwnsKeys) {
@@ -156,90 +91,28 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                    dots + own_head * dots_stride, vectors_in);
   }
 
-  const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
-  const int warp_row = threadIdx.x / 32 * Tile::kWarpRows;
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * Tile::kWarpRows;
   const bool active = warp_row < own_rows;
   const uint32_t own_lane = shared_address(m.first) + Tile::offset(warp_row + lane % 16, lane / 16);
-  const uint32_t row_lane = Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  const uint32_t transposed_lane = Tile::offset(lane % 16, lane / 16);
-  const bool direct = !shape.bias && shape.soft_cap <= 0.0f;
-  const float scale = shape.scale * kLog2E;
   float first_sum[Tile::kChunks][4] = {};                   // dq or dk
   float second_sum[kOwnsKeys ? Tile::kChunks : 1][4] = {};  // dv
 
   const auto compute = [&](int i) {
     const typename Tile::Stage& stage = m.stages[i % 2];
-    const Passing p = passing;
-    const uint32_t first = shared_address(stage.first), second = shared_address(stage.second);
-    float weight[kN][4] = {}, dscore[kN][4] = {};
-    multiply_rows<Tile>(weight, own_lane, first + row_lane);
-    multiply_rows<Tile>(dscore, own_lane + Tile::kOwnBytes, second + row_lane);
-
-    // Calls body(weight, dscore, query, key, log_sum_exp, dot, factor) for each of the lane's
-    // scores, with query and key as indices in the tiles.
-    const auto for_each = [&](auto drops, auto body) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int mine = warp_row + group + j / 2 * 8, theirs = n * 8 + pair + j % 2;
-          const int query = kOwnsKeys ? theirs : mine, key = kOwnsKeys ? mine : theirs;
-          const float sum = kOwnsKeys ? stage.log_sum_exp[query] : m.log_sum_exp[query];
-          const float dot = kOwnsKeys ? stage.dots[query] : m.dots[query];
-          float factor = 1.0f;
-          if constexpr (decltype(drops)::value) {
-            const uint32_t kept = stage.mask[query * kGroups + key / kDropoutGroup];
-            factor = kept >> key % kDropoutGroup & 1 ? shape.dropout.factor : 0.0f;
-          }
-          body(weight[n][j], dscore[n][j], query, key, sum, dot, factor);
-        }
-      }
-    };
-    const int first_query = kOwnsKeys ? p.first : own, first_key = kOwnsKeys ? own : p.first;
-    // The distance of the first key to the first query.
-    const int nearest = first_key - (of.position() + first_query);
-    // Own keys beyond the sequence need no mask: their results are not stored.
-    const int keys = of.keys - first_key;
-    const bool hides = (!kOwnsKeys && keys < kKeys) || nearest - (kQueries - 1) < -shape.left ||
-                       nearest + kKeys - 1 > shape.right;
-    const auto plainly = [&](auto drops, auto hiding) {
-      const unsigned wide = static_cast<unsigned>(shape.left) + shape.right;
-      for_each(drops, [&](float& product, float& dweight, int query, int key, float sum, float dot,
-                          float factor) {
-        float w = fast_exp2(fmaf(product, scale, -sum * kLog2E));
-        if constexpr (decltype(hiding)::value) {
-          const unsigned distance = static_cast<unsigned>(nearest + key - query + shape.left);
-          w = key < keys && distance <= wide ? w : 0.0f;
-        }
-        product = w * factor;
-        dweight = product * dweight - w * dot;
-      });
-    };
-    const auto fully = [&](auto drops) {
-      const float* bias = biases_of(shape, p.head);
-      for_each(drops, [&](float& product, float& dweight, int query, int key, float sum, float dot,
-                          float factor) {
-        const WeightGradient gradient = differentiate(
-            shape, bias, nearest + key - query, key < keys, product, dweight, factor, sum, dot,
-            [](float x) {  // 1 - 2 / (e^2x + 1)
-              return 1.0f - __fdividef(2.0f, fast_exp2(x * (2.0f * kLog2E)) + 1.0f);
-            });
-        product = gradient.kept;
-        dweight = gradient.dscore;
-      });
-    };
-    const auto choose = [&](auto drops) {
-      if (!direct) {
-        fully(drops);
-      } else if (hides) {
-        plainly(drops, std::true_type());
-      } else {
-        plainly(drops, std::false_type());
-      }
-    };
-    shape.dropout.any ? choose(std::true_type()) : choose(std::false_type());
-    add_rows<Tile>(first_sum, dscore, first + transposed_lane);
-    if constexpr (kOwnsKeys) add_rows<Tile>(second_sum, weight, second + transposed_lane);
+    const int first_query = kOwnsKeys ? passing.first : own + warp_row;
+    const int first_key = kOwnsKeys ? own + warp_row : passing.first;
+    BackwardStep step;
+    step.own_first = own_lane;
+    step.own_second = own_lane + Tile::kOwnBytes;
+    step.first = shared_address(stage.first);
+    step.second = shared_address(stage.second);
+    step.log_sum_exp = kOwnsKeys ? stage.log_sum_exp : m.log_sum_exp + warp_row;
+    step.dots = kOwnsKeys ? stage.dots : m.dots + warp_row;
+    step.mask = stage.mask + (kOwnsKeys ? warp_row / kDropoutGroup : warp_row * kGroups);
+    step.groups = kGroups;
+    step.nearest = first_key - (of.position() + first_query);
+    step.keys = of.keys - first_key;
+    add_step<Tile, kOwnsKeys>(first_sum, second_sum, shape, step, passing.head);
   };
 
   for (int i = 0; i < count; ++i) {
@@ -261,10 +134,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int64_t row = (kOwnsKeys ? of.key : of.token) + own + warp_row;
   const int rows = own_rows - warp_row, column = own_head * dim;
   const int64_t stride = kOwnsKeys ? g.dk_stride : g.dq_stride;
+  const float scale[2] = {shape.scale, shape.scale}, one[2] = {1.0f, 1.0f};
   store_rows<Tile>(first_sum, (kOwnsKeys ? g.dk : g.dq) + row * stride + column, stride, rows, dim,
-                   shape.scale, vectors_out);
+                   scale, vectors_out);
   if constexpr (kOwnsKeys) {
-    store_rows<Tile>(second_sum, g.dv + row * g.dv_stride + column, g.dv_stride, rows, dim, 1.0f,
+    store_rows<Tile>(second_sum, g.dv + row * g.dv_stride + column, g.dv_stride, rows, dim, one,
                      vectors_out);
   }
 }

@@ -53,8 +53,8 @@ struct TiledWork {
 };
 
 // Computes the sum of dout * out of each of the block's queries. Writes it to `dots`, for this
-// block, and to `all_dots`, for the kernel of the keys; loads their log_sum_exp. Two threads
-// process a row, so a warp has 16 rows.
+// block, and to `all_dots` (if not null), for the kernel of the keys; loads their log_sum_exp. Two
+// threads process a row, so a warp has 16 rows.
 template <class Tile>
 __device__ __forceinline__ void sum_dots(float* log_sum_exp, float* dots,
                                          const AttentionBackwardShape<typename Tile::T>& g,
@@ -83,7 +83,7 @@ __device__ __forceinline__ void sum_dots(float* log_sum_exp, float* dots,
   dots[row] = dot;
   log_sum_exp[row] = INFINITY;  // makes weights of rows beyond the sequence 0
   if (row >= rows) return;
-  all_dots[token + row] = dot;
+  if (all_dots) all_dots[token + row] = dot;
   log_sum_exp[row] = shape.log_sum_exp[head * shape.log_sum_exp_stride + token + row];
 }
 
@@ -94,28 +94,34 @@ __device__ __forceinline__ WeightDropout resolved(WeightDropout dropout) {
   return dropout;
 }
 
+// Returns a byte with a bit set for each key of a group of 8 that is kept.
+__device__ __forceinline__ uint8_t kept_of_group(const WeightDropout& dropout, uint32_t row,
+                                                 uint32_t group) {
+  const uint32_t least = dropout.threshold << 16;  // of a random number in a word's high half
+  const PhiloxWords words = dropout.words(row, group);
+  uint32_t kept = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if (words.x[w] << 16 >= least) kept |= 1u << 2 * w;
+    if (words.x[w] >= least) kept |= 2u << 2 * w;
+  }
+  return static_cast<uint8_t>(kept);
+}
+
 // Draws the dropout mask of kQueries queries, from packed token `token` on, and kGroups groups of
-// keys: one byte per query and group, with a bit set for each key that is kept. A thread draws
-// kAtOnce bytes at a time, independent of one another, to overlap their latencies.
+// keys: one byte per query and group. A thread draws kAtOnce bytes at a time, independent of one
+// another, to overlap their latencies.
 template <int kQueries, int kGroups, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ void draw_mask(uint8_t* mask, const WeightDropout& dropout, int heads,
                                           int token, int head, int first_key) {
   static_assert(kQueries * kGroups % (kThreads * kAtOnce) == 0 && kThreads % kGroups == 0);
   const uint32_t group = threadIdx.x % kGroups + first_key / kDropoutGroup;
-  const uint32_t least = dropout.threshold << 16;  // of a random number in a word's high half
   uint32_t row = static_cast<uint32_t>((token + threadIdx.x / kGroups) * heads + head);
 #pragma unroll 1
   for (int first = 0; first < kQueries * kGroups; first += kThreads * kAtOnce) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const PhiloxWords words = dropout.words(row, group);
-      uint32_t kept = 0;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if (words.x[w] << 16 >= least) kept |= 1u << 2 * w;
-        if (words.x[w] >= least) kept |= 2u << 2 * w;
-      }
-      mask[first + i * kThreads + threadIdx.x] = static_cast<uint8_t>(kept);
+      mask[first + i * kThreads + threadIdx.x] = kept_of_group(dropout, row, group);
       row += kThreads / kGroups * heads;
     }
   }
