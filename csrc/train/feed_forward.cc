@@ -35,8 +35,14 @@ Matrix FeedForward::activated(const Tensor& projected, const Pass& pass) const {
   return inner;
 }
 
+// ReLU's slope is 1 where its result is above 0, also where dropout has scaled that. Of an element
+// that was dropped the slope counts for nothing, as its gradient is dropped as well.
+bool FeedForward::keeps_result() const {
+  return !gated_ && activation_ == Activation::kRelu;
+}
+
 void FeedForward::forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const {
-  if (!gated_ && !pass.saves) {  // the activation is fused into the product
+  if (keeps_result() || (!gated_ && !pass.saves)) {  // the activation is fused into the product
     a.inner = pass.matrix(output().in_features());
     intermediate_->forward(*a.inner, x, activation_, pass);
     return drop_numbers(*a.inner, pass);
@@ -48,13 +54,15 @@ void FeedForward::forward(const Tensor& x, SublayerActivations& a, const Pass& p
 }
 
 void FeedForward::drop(SublayerActivations& a, const Pass& pass) const {
-  if (!pass.saves || pass.recompute >= Recompute::kActivation) a.inner.reset();
+  const bool made_again = pass.recompute >= Recompute::kActivation && !keeps_result();
+  if (!pass.saves || made_again) a.inner.reset();
 }
 
 Value FeedForward::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
                             const Pass& pass) const {
   if (!a.inner) a.inner = activated(*a.projected, pass);
   output().backward_parameters(dz, *a.inner, pass);
+  if (keeps_result()) a.projected = std::move(a.inner);
   a.inner.reset();
   Matrix dinner = pass.matrix(output().in_features());
   output().backward_input(dinner, dz, nullptr, pass);

@@ -20,6 +20,7 @@ from tests.train.trained_layer import (
     RECOMPUTE,
     SHAPES,
     TRAINED_SPECS,
+    Floats,
     TrainedLayer,
     expect_close,
     off,
@@ -123,6 +124,23 @@ def test_recomputing_saves_memory_and_changes_no_bit(name: str) -> None:
         assert np.array_equal(dx, results[0][0])
         assert np.array_equal(gradients, results[0][1])
     assert peaks[0] > peaks[1] > peaks[2] > peaks[3]
+
+
+def test_of_relu_only_the_result_is_kept() -> None:
+    def step(activation: str, recompute: str) -> tuple[int, Floats]:
+        layer = TrainedLayer({"activation": activation}, layers=4, **DROPOUTS)
+        x, gradient = arrays(layer)
+        _, gradients = layer.gradients(x, gradient, recompute=recompute, dropout_seed=7)
+        return layer.stack.stats()["peak_bytes"], gradients
+
+    (relu, plain), (without_norms, _), (less, again) = (
+        step("relu", recompute) for recompute in ("none", "norm", "activation")
+    )
+    gelu, _ = step("gelu_erf", "none")
+    width, tokens = 128, 1 + 17 + 40
+    assert gelu - relu >= 3 * 4 * width * tokens
+    assert less == without_norms
+    assert np.array_equal(plain, again)
 
 
 def test_gradients_are_bit_equal_whatever_the_number_of_threads() -> None:
