@@ -67,14 +67,18 @@ Value FeedForward::backward(Value dz, const Tensor& x, SublayerActivations a, co
   Matrix dinner = pass.matrix(output().in_features());
   output().backward_input(dinner, dz, nullptr, pass);
   drop_numbers(dinner, pass);
+  std::optional<Tensor> dbias;
   if (gated_) {
     ops::gate_backward(*a.projected, dinner, *a.projected, activation_, pass.stream);
   } else {
-    ops::activate_backward(dinner, dinner, *a.projected, activation_, pass.stream);
+    dbias = intermediate_->bias_gradient(pass);
+    ops::activate_backward(dinner, dbias ? &*dbias : nullptr, dinner, *a.projected, activation_,
+                           pass.gradients.accumulate, pass.stream);
     a.projected = std::move(dinner);
   }
   const Tensor& dprojected = *a.projected;
-  intermediate_->backward_parameters(dprojected, x, pass);
+  if (!dbias) intermediate_->backward_bias(dprojected, pass);
+  intermediate_->backward_weight(dprojected, x, pass);
   Value dx = sum ? Value(*sum) : Value(pass.matrix(x.shape[1]));
   intermediate_->backward_input(dx, dprojected, sum, pass);
   return dx;

@@ -97,7 +97,7 @@ IN_PLACE: dict[str, Call] = {
     "layer_norm_backward": layer_norm,
     "rms_norm_backward": rms_norm,
     "activate_backward": lambda out, x, y, place: k.activate_backward(
-        out, x, y, "gelu_erf", place.stream
+        out, None, x, y, "gelu_erf", False, place.stream
     ),
     "dropout_add": lambda out, x, y, place: k.dropout_add(out, x, y, 0.3, 1, 2, place.stream),
 }
@@ -149,6 +149,32 @@ def test_a_norm_that_drops_has_the_bits_of_two_ops(
 
 @pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(5, 7), (9, 384), (130, 769), (2000, 1024)])
+def test_sums_of_an_activations_gradient_have_the_bits_of_those_of_its_columns(
+    shape: tuple[int, int], layout: str, place: Placement
+):
+    o, rng = Operands(place, layout), np.random.default_rng(3)
+    x, dy, dx = o.rows(normal(rng, *shape)), o.rows(normal(rng, *shape)), o.room(*shape)
+    together, apart = (place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(2))
+    k.activate_backward(dx, together, dy, x, "gelu_erf", True, place.stream)
+    k.column_sums(apart, dx, True, place.stream)
+    np.testing.assert_array_equal(place.numpy(together), place.numpy(apart))
+
+
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradient_of_relu_may_be_read_from_its_result(layout: str, place: Placement):
+    o, rng = Operands(place, layout), np.random.default_rng(3)
+    x, dy = normal(rng, 9, 77), o.rows(normal(rng, 9, 77))
+    x[0, :4] = 0, -0.0, 1e-30, np.nan
+    outs = [o.room(9, 77) for _ in range(2)]
+    for out, read in zip(outs, (x, np.where(x <= 0, 0, x)), strict=True):
+        k.activate_backward(out, None, dy, o.rows(read), "relu", False, place.stream)
+    np.testing.assert_array_equal(*(o.read(out) for out in outs))
+
+
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_gradient_of_a_gate_may_take_the_place_of_its_input(layout: str, place: Placement):
     o, rng = Operands(place, layout), np.random.default_rng(3)
     x, dy = normal(rng, 9, 2 * 77), normal(rng, 9, 77)
@@ -163,7 +189,8 @@ def test_the_gradient_of_a_gate_may_take_the_place_of_its_input(layout: str, pla
 def test_a_derivative_keeps_nan_and_has_none_of_its_own(activation: str, place: Placement):
     o = Operands(place, "dense")
     x = np.float32([[np.nan, 6e4, -6e4, 500.0, -500.0, 40.0, -40.0, 0.0]])
-    got = o.result(k.activate_backward, x.shape, o.rows(np.ones_like(x)), o.rows(x), activation)
+    dy = o.rows(np.ones_like(x))
+    got = o.result(k.activate_backward, x.shape, None, dy, o.rows(x), activation, False)
     assert np.isnan(got[0, 0])
     wanted = [0, 0] if activation == "tanh" else [1, 0]
     np.testing.assert_array_equal(got[0, 1:7].round(6), wanted * 3)

@@ -30,7 +30,8 @@ SUMS = (130, 70, True)
 WEIGHT = (130, 97, 100, True)
 NORM = Norm(17, 384)
 HEADS = (40, 8, 80, True)
-ACTIVATION = (17, 384, "gelu_erf")
+ACTIVATION = (17, 384, "gelu_erf", False, False)
+SUMMED = (130, 70, "gelu_erf", True, True)
 GATE = (17, 384, "silu")
 DROPOUT = Dropped(17, 384, 0.1)
 DROPPED_NORM = DroppedNorm(17, 384)
@@ -82,9 +83,14 @@ WRONG: dict[str, Wrong] = {
     },
     "activate_backward": {
         **rows(ACTIVATION),
-        "another activation": ((17, 384, "silu"), settings((17, 384, "gelu_tanh"))),
-        "the two forms of gelu": (ACTIVATION, settings((17, 384, "gelu_tanh"))),
+        "another activation": (
+            (17, 384, "silu", False, False),
+            settings((17, 384, "gelu_tanh", False, False)),
+        ),
+        "the two forms of gelu": (ACTIVATION, settings((17, 384, "gelu_tanh", False, False))),
         "the gradient of the next row": (ACTIVATION, inputs(dy=other_row)),
+        "the last sum is zero": (SUMMED, output(zero_last)),
+        "sums that are not added": (SUMMED, settings((130, 70, "gelu_erf", True, False))),
     },
     "gate_backward": {
         **rows(GATE),

@@ -200,7 +200,7 @@ void backward(const NormBackwardArguments& a, int heads, const Stream& stream) {
     auto* parts = static_cast<float*>(kept_memory(stream, blocks * width * sizeof(float)));
     launch(gradients_kernel<T, L, kCentered>(a), static_cast<unsigned>(blocks), G::kBlock,
            G::kSharedBytes, stream, a, heads, parts);
-    add_parts({parts, blocks, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
+    add_parts({parts, blocks, width, {a.dweight, a.dbias}, a.cols, a.accumulate}, stream);
   });
   if (!held) wide_norm_backward<T>(a, heads, kCentered, stream);
   if (a.dz && a.rows > 0 && !(held && vectors)) {
