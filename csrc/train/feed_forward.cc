@@ -61,7 +61,7 @@ void FeedForward::drop(SublayerActivations& a, const Pass& pass) const {
 Value FeedForward::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
                             const Pass& pass) const {
   if (!a.inner) a.inner = activated(*a.projected, pass);
-  output().backward_parameters(dz, *a.inner, pass);
+  output().backward_weight(dz, *a.inner, pass);
   if (keeps_result()) a.projected = std::move(a.inner);
   a.inner.reset();
   Matrix dinner = pass.matrix(output().in_features());

@@ -18,6 +18,7 @@ from tests.ops.check import inputs
 from tests.ops.dropout import kept
 from tests.ops.rows import POOLINGS
 from tests.places import CPU_TARGETS, EVERYWHERE, GPU, GPU_FP32
+from tests.tolerance import TRAINED_GRADIENT
 
 TRAINING = [name for name, case in CASES.items() if case.training]
 THREADS = (1, 2, 5)
@@ -85,7 +86,7 @@ def dropped_norm(out: k.Tensor, x: k.Tensor, residual: k.Tensor, place: Placemen
 
 def norm_that_drops(out: k.Tensor, x: k.Tensor, dy: k.Tensor, place: Placement) -> None:
     dx, (weight, dweight, dbias) = place.empty(*out.shape), norm_parameters(out.shape[1], place)
-    parameters = dweight, dbias, dy, x, weight
+    parameters = dweight, dbias, None, dy, x, weight
     k.layer_norm_dropout_backward(
         dx, out, *parameters, 1e-5, 0.3, 1, 2, accumulate=False, stream=place.stream
     )
@@ -131,7 +132,7 @@ def test_a_norm_that_drops_has_the_bits_of_two_ops(
     dropout = (0.3, 2**33 + 1, 5)
     sums, outs, inputs, inner = ([o.room(*shape) for _ in range(2)] for _ in range(4))
     parameters = [
-        [place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(2)] for _ in range(2)
+        [place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(3)] for _ in range(2)
     ]
     k.dropout_add_layer_norm(outs[0], sums[0], x, y, weight, bias, 1e-5, *dropout, stream)
     k.dropout_add(sums[1], x, y, *dropout, stream)
@@ -139,12 +140,17 @@ def test_a_norm_that_drops_has_the_bits_of_two_ops(
     k.layer_norm_dropout_backward(
         inputs[0], inner[0], *parameters[0], y, sums[0], weight, 1e-5, *dropout, False, stream
     )
-    k.layer_norm_backward(inputs[1], *parameters[1], y, sums[1], weight, None, 1e-5, False, stream)
+    dweight, dbias, of_inner = parameters[1]
+    k.layer_norm_backward(inputs[1], dweight, dbias, y, sums[1], weight, None, 1e-5, False, stream)
     k.dropout_add(inner[1], inputs[1], None, *dropout, stream)
+    k.column_sums(of_inner, inner[1], False, stream)
     for together, apart in (sums, outs, inputs, inner):
         np.testing.assert_array_equal(o.read(together), o.read(apart))
-    for together, apart in zip(*parameters, strict=True):
+    for together, apart in zip(*(p[:2] for p in parameters), strict=True):
         np.testing.assert_array_equal(place.numpy(together), place.numpy(apart))
+    # The rows that were written are added, each kernel's in an order of its own.
+    together, apart = (place.numpy(p[2]).astype(np.float64) for p in parameters)
+    assert np.linalg.norm(together - apart) <= TRAINED_GRADIENT * np.linalg.norm(apart)
 
 
 @pytest.mark.parametrize("place", EVERYWHERE, indirect=True)

@@ -122,6 +122,7 @@ WRONG: dict[str, Wrong] = {
         **rows(DROPPED_NORM),
         "no weight": (DROPPED_NORM, inputs(weight=np.ones_like)),
         "the input of the next row": (DROPPED_NORM, inputs(x=other_row)),
+        "the last sum is zero": (DROPPED_NORM, output(zero_last)),
         "one row too few": (DROPPED_NORM, inputs(dy=without_first_row)),
         "what was there is added to": (
             DROPPED_NORM,
