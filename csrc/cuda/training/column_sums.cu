@@ -7,29 +7,41 @@
 namespace fusewire::cuda {
 namespace {
 
-constexpr int kSumBlock = 256, kSumWarps = kSumBlock / kWarp;
+// A column has few parts, one to four for each multiprocessor: the time of a sum is that of the
+// loads that wait for one another. So a block loads the parts of its 32 columns before it adds
+// them, up to 192 at a time.
+constexpr int kTotalBlock = 512, kTotalWarps = kTotalBlock / kWarp, kPartsOfWarp = 12;
 
-__global__ void __launch_bounds__(kSumBlock) total_columns(ColumnTotals a) {
-  __shared__ float sums[kSumWarps][kWarp];
+__global__ void __launch_bounds__(kTotalBlock) total_columns(ColumnTotals a) {
+  __shared__ float sums[kTotalWarps][kWarp];
   let_next_start();
   wait_for_inputs();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
+  const int which = (c >= a.cols) + (c >= 2 * a.cols);
+  float* to = which == 0 ? a.outs[0] : which == 1 ? a.outs[1] : a.outs[2];
+  if (to) to += c - which * a.cols;
+  const bool writes = warp == 0 && c < a.width && to;
+  const float before = writes && a.accumulate ? *to : 0.0f;
   float sum = 0.0f;
   if (c < a.width) {
-#pragma unroll 8
-    for (int64_t p = warp; p < a.count; p += kSumWarps) sum += a.parts[p * a.width + c];
+    for (int64_t first = warp; first < a.count; first += kPartsOfWarp * kTotalWarps) {
+      float parts[kPartsOfWarp];
+#pragma unroll
+      for (int i = 0; i < kPartsOfWarp; ++i) {
+        const int64_t p = first + i * kTotalWarps;
+        parts[i] = p < a.count ? a.parts[p * a.width + c] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kPartsOfWarp; ++i) sum += parts[i];
+    }
   }
   sums[warp][lane] = sum;
   __syncthreads();
-  if (warp > 0 || c >= a.width) return;
+  if (!writes) return;
 #pragma unroll
-  for (int w = 1; w < kSumWarps; ++w) sum += sums[w][lane];
-  const int which = (c >= a.cols) + (c >= 2 * a.cols);
-  float* to = which == 0 ? a.outs[0] : which == 1 ? a.outs[1] : a.outs[2];
-  if (!to) return;
-  to += c - which * a.cols;
-  *to = a.accumulate ? *to + sum : sum;
+  for (int w = 1; w < kTotalWarps; ++w) sum += sums[w][lane];
+  *to = before + sum;
 }
 
 template <class T, int kWidth>
@@ -46,8 +58,8 @@ __global__ void __launch_bounds__(kStripBlock, kStripBlocksPerSm)
 }  // namespace
 
 void add_parts(const ColumnTotals& a, const Stream& stream) {
-  launch(total_columns, static_cast<unsigned>((a.width + kWarp - 1) / kWarp), kSumBlock, 0, stream,
-         a);
+  launch(total_columns, static_cast<unsigned>((a.width + kWarp - 1) / kWarp), kTotalBlock, 0,
+         stream, a);
 }
 
 template <class T>
