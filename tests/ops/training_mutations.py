@@ -175,7 +175,7 @@ WRONG: dict[str, Wrong] = {
     "gradient_norm": {
         "the second half is left out": (33, inputs(gradients=lambda x: x * (np.arange(33) < 16))),
         "the norm itself": (33, output(lambda out: np.copyto(out, out**0.5))),
-        "one too many is infinite": (33, output(lambda out: np.copyto(out[1:], 1 + out[1:]))),
+        "one too many is infinite": (33, output(lambda out: np.copyto(out[:, 1:], 1 + out[:, 1:]))),
     },
     "adam_factors": {
         "the last number is zero": (FACTORS, output(zero_last)),
