@@ -9,28 +9,30 @@ namespace {
 
 // A column has few parts, one to four for each multiprocessor: the time of a sum is that of the
 // loads that wait for one another. So a block loads the parts of its 32 columns before it adds
-// them, up to 192 at a time.
+// them, up to 192 at a time. It takes 32 registers a thread: so it finds room on a multiprocessor
+// beside the blocks of sum_columns, which take 48, and has started when they end.
 constexpr int kTotalBlock = 512, kTotalWarps = kTotalBlock / kWarp, kPartsOfWarp = 12;
 
-__global__ void __launch_bounds__(kTotalBlock) total_columns(ColumnTotals a) {
+__global__ void __launch_bounds__(kTotalBlock, 4) total_columns(ColumnTotals a) {
   __shared__ float sums[kTotalWarps][kWarp];
   let_next_start();
   wait_for_inputs();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
-  const int which = (c >= a.cols) + (c >= 2 * a.cols);
+  const int c = blockIdx.x * kWarp + lane, cols = static_cast<int>(a.cols);
+  const int which = (c >= cols) + (c >= 2 * cols);
   float* to = which == 0 ? a.outs[0] : which == 1 ? a.outs[1] : a.outs[2];
-  if (to) to += c - which * a.cols;
+  if (to) to += c - which * cols;
   const bool writes = warp == 0 && c < a.width && to;
   const float before = writes && a.accumulate ? *to : 0.0f;
   float sum = 0.0f;
   if (c < a.width) {
-    for (int64_t first = warp; first < a.count; first += kPartsOfWarp * kTotalWarps) {
+    const int count = static_cast<int>(a.count);
+    for (int first = warp; first < count; first += kPartsOfWarp * kTotalWarps) {
       float parts[kPartsOfWarp];
 #pragma unroll
       for (int i = 0; i < kPartsOfWarp; ++i) {
-        const int64_t p = first + i * kTotalWarps;
-        parts[i] = p < a.count ? a.parts[p * a.width + c] : 0.0f;
+        const int p = first + i * kTotalWarps;
+        parts[i] = p < count ? a.parts[p * a.width + c] : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < kPartsOfWarp; ++i) sum += parts[i];
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(kTotalBlock) total_columns(ColumnTotals a) {
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kStripBlock, kStripBlocksPerSm)
+__global__ void __launch_bounds__(kStripBlock, kStripBlocksPerSm + 1)
     sum_columns(ColumnStrips strips, const T* x, int64_t x_stride) {
   using P = Pack<T, kWidth>;
   let_next_start();
