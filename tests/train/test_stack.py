@@ -170,11 +170,12 @@ def test_two_forwards_may_be_in_flight() -> None:
         assert np.array_equal(got[1], gradients)
 
 
-def test_accumulated_gradients_are_sums() -> None:
-    layer = TrainedLayer(TRAINED_SPECS["pre_norm"])
+@pytest.mark.parametrize("name", ["pre_norm", "post_norm", "post_norm_odd"])
+def test_accumulated_gradients_are_sums(name: str) -> None:
+    layer = TrainedLayer(TRAINED_SPECS[name], **DROPOUTS)
     x, gradient = arrays(layer)
-    _, once = layer.gradients(x, gradient)
-    _, activations = layer.forward_pass(x)
+    _, once = layer.gradients(x, gradient, dropout_seed=7)
+    _, activations = layer.forward_pass(x, dropout_seed=7)
     assert activations is not None
     start = np.full_like(once, 2.0)
     _, total = layer.backward_pass(activations, gradient, start, accumulate=True)
