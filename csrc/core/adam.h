@@ -29,7 +29,7 @@ struct AdamArguments {
 constexpr double kClipEps = 1e-6;  // torch's clip_grad_norm_ divides by the norm plus this
 
 // Computes the factors of a step from the gradients of all parameters. sums[parts][2] are the
-// outputs of gradient_norm for parts of the gradients. A run is a range of parameters whose updates
+// outputs of gradient_norm for them. A run is a range of parameters whose updates
 // are alike: firsts[runs] are the indices of the runs' first parameters, log_betas[runs][2] the
 // logarithms of their betas (1 - beta^step is computed as -expm1(step * log(beta)), in float as
 // exact as the beta was), and factors[runs][3] receives their factors, as above. steps[members]

@@ -31,6 +31,7 @@ struct WeightGradientArguments {
 // Backward pass of y = norm(x) * weight [+ bias], by rows: dx is the gradient with respect to x,
 // plus dresidual unless that is null. dx may be dy or dresidual. dbias may be null. Unless dz is
 // null, dz is the result of dropout_add for dx, for a LayerNorm without dresidual; it may be x.
+// Then `sums`, which may be null, are the column_sums of dz.
 struct NormBackwardArguments {
   void* dx;
   float *dweight, *dbias;
@@ -41,6 +42,7 @@ struct NormBackwardArguments {
   void* dz;
   int64_t dz_stride;
   Dropout dropout;
+  float* sums;
 };
 
 // sum = x * mask / (1 - probability) + residual; sum may be x or residual.

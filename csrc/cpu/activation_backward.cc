@@ -77,9 +77,12 @@ void with_activation(Activation activation, Body&& body) {
 
 }  // namespace
 
-void activate_backward(void* dx, int64_t dx_stride, const void* dy, int64_t dy_stride,
+void column_sums(float* out, const void* x, int64_t x_stride, int64_t rows, int64_t cols,
+                 bool accumulate, const Stream& stream);
+
+void activate_backward(void* dx, int64_t dx_stride, float* sums, const void* dy, int64_t dy_stride,
                        const void* x, int64_t x_stride, int64_t rows, int64_t cols,
-                       Activation activation, const Stream&) {
+                       Activation activation, bool accumulate, const Stream& stream) {
   with_activation(activation, [&](auto name) {
     parallel_for(rows, grain_rows(cols), [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; ++r) {
@@ -92,6 +95,7 @@ void activate_backward(void* dx, int64_t dx_stride, const void* dy, int64_t dy_s
       }
     });
   });
+  if (sums) column_sums(sums, dx, dx_stride, rows, cols, accumulate, stream);
 }
 
 void gate_backward(void* dx, int64_t dx_stride, const void* dy, int64_t dy_stride, const void* x,

@@ -1,5 +1,5 @@
-// The sum of squares of a flat gradient. The sums of its blocks are added in order: the same bits
-// with any number of threads.
+// Sums of squares of parts of a flat gradient. The sums of a part's blocks are added in order: the
+// same bits with any number of threads.
 #include "core/kernels.h"
 #include "core/thread_buffer.h"
 #include "core/threads.h"
@@ -53,7 +53,8 @@ Sum sum_of(const float* x, int64_t n) {
 
 }  // namespace
 
-void gradient_norm(float* out, const float* gradients, int64_t count, const Stream&) {
+void gradient_norm(float* out, int64_t parts, const float* gradients, int64_t count,
+                   const Stream&) {
   const int64_t blocks = (count + kBlockElements - 1) / kBlockElements;
   Sum* const sums = static_cast<Sum*>(thread_buffer(sizeof(Sum) * static_cast<size_t>(blocks)));
   parallel_for(blocks, 4, [&](int64_t begin, int64_t end, int) {
@@ -62,13 +63,15 @@ void gradient_norm(float* out, const float* gradients, int64_t count, const Stre
       sums[block] = sum_of(gradients + from, rest < kBlockElements ? rest : kBlockElements);
     }
   });
-  Sum all = {};
-  for (int64_t block = 0; block < blocks; ++block) {
-    all.squares += sums[block].squares;
-    all.broken += sums[block].broken;
+  for (int64_t part = 0; part < parts; ++part) {
+    Sum all = {};
+    for (int64_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block) {
+      all.squares += sums[block].squares;
+      all.broken += sums[block].broken;
+    }
+    out[2 * part] = static_cast<float>(all.squares);
+    out[2 * part + 1] = static_cast<float>(all.broken);
   }
-  out[0] = static_cast<float>(all.squares);
-  out[1] = static_cast<float>(all.broken);
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

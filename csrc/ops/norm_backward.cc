@@ -54,26 +54,29 @@ void layer_norm_backward(const Tensor& dx, const Tensor& dweight, const Tensor* 
 }
 
 void layer_norm_dropout_backward(const Tensor& dx, const Tensor& dz, const Tensor& dweight,
-                                 const Tensor* dbias, const Tensor& dy, const Tensor& x,
-                                 const Tensor& weight, float eps, float probability, int64_t seed,
-                                 int64_t offset, bool accumulate, const Stream& stream) {
-  norm_and_drop_backward(dx, dz, dweight, dbias, dy, x, weight, eps, {probability, seed, offset},
-                         accumulate, stream);
+                                 const Tensor* dbias, const Tensor* sums, const Tensor& dy,
+                                 const Tensor& x, const Tensor& weight, float eps,
+                                 float probability, int64_t seed, int64_t offset, bool accumulate,
+                                 const Stream& stream) {
+  norm_and_drop_backward(dx, dz, dweight, dbias, sums, dy, x, weight, eps,
+                         {probability, seed, offset}, accumulate, stream);
 }
 
 void norm_and_drop_backward(const Tensor& dx, const Tensor& dz, const Tensor& dweight,
-                            const Tensor* dbias, const Tensor& dy, const Tensor& x,
-                            const Tensor& weight, float eps, const Dropout& dropout,
-                            bool accumulate, const Stream& stream) {
+                            const Tensor* dbias, const Tensor* sums, const Tensor& dy,
+                            const Tensor& x, const Tensor& weight, float eps,
+                            const Dropout& dropout, bool accumulate, const Stream& stream) {
   Check check("layer_norm_dropout_backward", stream);
   NormBackwardArguments a =
       norm_arguments(check, dx, dweight, dbias, dy, x, weight, nullptr, eps, accumulate);
   Dim rows("rows", a.rows), cols("cols", a.cols);
   check.floats("dz", dz, {&rows, &cols});
+  if (sums) check.is("sums", *sums, DType::kFloat32, {&cols});
   expect_probability(check, dropout);
   a.dz = dz.data;
   a.dz_stride = dz.row_stride;
   a.dropout = dropout;
+  a.sums = sums ? sums->as<float>() : nullptr;
   dispatch_training(check, stream, a.cols, [&](const TrainingKernels& kernels) {
     kernels.layer_norm_backward(a, stream);
   });

@@ -23,8 +23,8 @@ void drop_add_and_norm(const Tensor& out, const Tensor& sum, const Tensor& x,
                        const Tensor& residual, const Tensor& weight, const Tensor* bias, float eps,
                        const Dropout& dropout, const Stream& stream);
 void norm_and_drop_backward(const Tensor& dx, const Tensor& dz, const Tensor& dweight,
-                            const Tensor* dbias, const Tensor& dy, const Tensor& x,
-                            const Tensor& weight, float eps, const Dropout& dropout,
-                            bool accumulate, const Stream& stream);
+                            const Tensor* dbias, const Tensor* sums, const Tensor& dy,
+                            const Tensor& x, const Tensor& weight, float eps,
+                            const Dropout& dropout, bool accumulate, const Stream& stream);
 
 }  // namespace fusewire::ops

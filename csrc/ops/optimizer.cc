@@ -28,11 +28,12 @@ void cast(const Tensor& out, const Tensor& x, const Stream& stream) {
 
 void gradient_norm(const Tensor& out, const Tensor& gradients, const Stream& stream) {
   Check check("gradient_norm", stream);
-  Dim two("sum and count", 2), count("n");
+  Dim parts("parts"), two("sum and count", 2), count("n");
   check.floats("gradients", gradients, {&count});
-  check.is("out", out, DType::kFloat32, {&two});
-  dispatch_training(check, stream, 1, [&](const TrainingKernels& kernels) {
-    kernels.gradient_norm(out.as<float>(), gradients.as<float>(), count.size, stream);
+  check.is("out", out, DType::kFloat32, {&parts, &two});
+  check.contiguous("out", out);
+  dispatch_training(check, stream, parts.size, [&](const TrainingKernels& kernels) {
+    kernels.gradient_norm(out.as<float>(), parts.size, gradients.as<float>(), count.size, stream);
   });
 }
 

@@ -104,7 +104,7 @@ void Attention::backward_heads(const Heads& d, const Tensor& dinner, const Subla
 Value Attention::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
                           const Pass& pass) const {
   const AttentionOptions& o = options_;
-  output().backward_parameters(dz, *a.inner, pass);
+  output().backward_weight(dz, *a.inner, pass);
   const Matrix dqkv = pass.matrix(qkv_->out_features());
   const Heads d = split(dqkv);
   {

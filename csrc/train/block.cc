@@ -101,8 +101,10 @@ void Block::backward(const Tensor& d, const Tensor& dout, const Tensor& x, Block
   const bool drops = dropout.probability > 0;
   const bool with_norm = drops && residual_norm_ && residual_norm_->drops();
   Value dz(dout);
+  std::optional<Tensor> dbias;
   if (with_norm) {
-    residual_norm_->backward_and_drop(d, *a.sum, dropout, pass);
+    dbias = sublayer_->output().bias_gradient(pass);
+    residual_norm_->backward_and_drop(d, *a.sum, dbias ? &*dbias : nullptr, dropout, pass);
     dz = Value(std::move(*a.sum));
   } else if (residual_norm_) {
     residual_norm_->backward(d, d, *a.sum, nullptr, pass);
@@ -117,6 +119,7 @@ void Block::backward(const Tensor& d, const Tensor& dout, const Tensor& x, Block
     dz = Value(pass.matrix(d.shape[1]));
     ops::drop_and_add(dz, dout, nullptr, dropout, pass.stream);
   }
+  if (!dbias) sublayer_->output().backward_bias(dz, pass);
   if (!input_norm_) {
     sublayer_->backward(std::move(dz), x, std::move(a.sublayer), &d, pass);
     return;

@@ -26,7 +26,7 @@ class Sublayer {
   // Frees what `pass.recompute` says to compute again.
   virtual void drop(SublayerActivations& a, const Pass& pass) const = 0;
   // Returns the gradient of x: a matrix of its own or, if `sum` is given, added to `sum`. dz is the
-  // gradient of output(inner).
+  // gradient of output(inner). That of the output's bias is left to the caller.
   virtual Value backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
                          const Pass& pass) const = 0;
   virtual void expect_within(const Tensor& flat) const = 0;

@@ -49,7 +49,7 @@ void CrossAttention::drop(SublayerActivations& a, const Pass& pass) const {
 
 Value CrossAttention::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
                                const Pass& pass) const {
-  output().backward_parameters(dz, *a.inner, pass);
+  output().backward_weight(dz, *a.inner, pass);
   const Matrix dq = pass.matrix(q_->out_features());
   {
     const Matrix dkv = pass.source_matrix(kv_->out_features());

@@ -35,8 +35,14 @@ Matrix FeedForward::activated(const Tensor& projected, const Pass& pass) const {
   return inner;
 }
 
+// ReLU's slope is 1 where its result is above 0, also where dropout has scaled that. Of an element
+// that was dropped the slope counts for nothing, as its gradient is dropped as well.
+bool FeedForward::keeps_result() const {
+  return !gated_ && activation_ == Activation::kRelu;
+}
+
 void FeedForward::forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const {
-  if (!gated_ && !pass.saves) {  // the activation is fused into the product
+  if (keeps_result() || (!gated_ && !pass.saves)) {  // the activation is fused into the product
     a.inner = pass.matrix(output().in_features());
     intermediate_->forward(*a.inner, x, activation_, pass);
     return drop_numbers(*a.inner, pass);
@@ -48,25 +54,31 @@ void FeedForward::forward(const Tensor& x, SublayerActivations& a, const Pass& p
 }
 
 void FeedForward::drop(SublayerActivations& a, const Pass& pass) const {
-  if (!pass.saves || pass.recompute >= Recompute::kActivation) a.inner.reset();
+  const bool made_again = pass.recompute >= Recompute::kActivation && !keeps_result();
+  if (!pass.saves || made_again) a.inner.reset();
 }
 
 Value FeedForward::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
                             const Pass& pass) const {
   if (!a.inner) a.inner = activated(*a.projected, pass);
-  output().backward_parameters(dz, *a.inner, pass);
+  output().backward_weight(dz, *a.inner, pass);
+  if (keeps_result()) a.projected = std::move(a.inner);
   a.inner.reset();
   Matrix dinner = pass.matrix(output().in_features());
   output().backward_input(dinner, dz, nullptr, pass);
   drop_numbers(dinner, pass);
+  std::optional<Tensor> dbias;
   if (gated_) {
     ops::gate_backward(*a.projected, dinner, *a.projected, activation_, pass.stream);
   } else {
-    ops::activate_backward(dinner, dinner, *a.projected, activation_, pass.stream);
+    dbias = intermediate_->bias_gradient(pass);
+    ops::activate_backward(dinner, dbias ? &*dbias : nullptr, dinner, *a.projected, activation_,
+                           pass.gradients.accumulate, pass.stream);
     a.projected = std::move(dinner);
   }
   const Tensor& dprojected = *a.projected;
-  intermediate_->backward_parameters(dprojected, x, pass);
+  if (!dbias) intermediate_->backward_bias(dprojected, pass);
+  intermediate_->backward_weight(dprojected, x, pass);
   Value dx = sum ? Value(*sum) : Value(pass.matrix(x.shape[1]));
   intermediate_->backward_input(dx, dprojected, sum, pass);
   return dx;

@@ -19,6 +19,8 @@ class FeedForward : public Sublayer {
   void expect_within(const Tensor& flat) const override { intermediate_->expect_within(flat); }
 
  private:
+  // Whether the activation's result is kept in the place of its input.
+  bool keeps_result() const;
   Matrix activated(const Tensor& projected, const Pass& pass) const;
   void drop_numbers(const Tensor& inner, const Pass& pass) const;
 

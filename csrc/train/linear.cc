@@ -92,21 +92,6 @@ const Linear::Ordered& Linear::ordered(const Pass& pass) const {
   return there;
 }
 
-void Linear::backward_ordered(const Tensor& dy, const Tensor& x, bool frozen,
-                              const Pass& pass) const {
-  const Gradients& g = pass.gradients;
-  if (bias_) {
-    const ScratchTensor sums = pass.scratch.tensor({out_features_});
-    ops::column_sums(sums, dy, false, pass.stream);
-    ops::embed_backward(column(bias_->of(g.flat)), *rows_, column(sums), 1, g.accumulate,
-                        pass.stream);
-  }
-  const ScratchTensor dweight = pass.scratch.tensor(shape());  // part of the plan, frozen or not
-  if (frozen) return;
-  ops::linear_backward_weight(dweight, dy, x, false, pass.stream);
-  ops::embed_backward(weight_.of(g.flat), *rows_, dweight, 1, g.accumulate, pass.stream);
-}
-
 void Linear::forward(const Tensor& y, const Tensor& x, Activation activation,
                      const Pass& pass) const {
   ops::linear(y, x, packed(forward_, true, transposed_, pass), activation, pass.stream);
@@ -117,14 +102,39 @@ void Linear::forward_add(const Tensor& y, const Tensor& x, const Tensor& residua
   ops::linear_add(y, x, packed(forward_, true, transposed_, pass), residual, pass.stream);
 }
 
-void Linear::backward_parameters(const Tensor& dy, const Tensor& x, const Pass& pass) const {
+std::optional<Tensor> Linear::bias_gradient(const Pass& pass) const {
+  if (!bias_ || rows_) return std::nullopt;
+  return bias_->of(pass.gradients.flat);
+}
+
+void Linear::backward_bias(const Tensor& dy, const Pass& pass) const {
+  if (!bias_) return;
+  const Gradients& g = pass.gradients;
+  const Tensor dbias = bias_->of(g.flat);
+  if (!rows_) return ops::column_sums(dbias, dy, g.accumulate, pass.stream);
+  const ScratchTensor sums = pass.scratch.tensor({out_features_});
+  ops::column_sums(sums, dy, false, pass.stream);
+  ops::embed_backward(column(dbias), *rows_, column(sums), 1, g.accumulate, pass.stream);
+}
+
+void Linear::backward_weight(const Tensor& dy, const Tensor& x, const Pass& pass) const {
   const Gradients& g = pass.gradients;
   const bool frozen = g.frozen && g.frozen->count(weight_.offset);
-  if (rows_) return backward_ordered(dy, x, frozen, pass);
-  if (bias_) ops::column_sums(bias_->of(g.flat), dy, g.accumulate, pass.stream);
-  if (frozen) return;
-  const Tensor &rows = transposed_ ? x : dy, &cols = transposed_ ? dy : x;
-  ops::linear_backward_weight(weight_.of(g.flat), rows, cols, g.accumulate, pass.stream);
+  const Tensor dweight = weight_.of(g.flat);
+  if (rows_) {
+    const ScratchTensor ordered = pass.scratch.tensor(shape());  // part of the plan, frozen or not
+    if (frozen) return;
+    ops::linear_backward_weight(ordered, dy, x, false, pass.stream);
+    ops::embed_backward(dweight, *rows_, ordered, 1, g.accumulate, pass.stream);
+  } else if (!frozen) {
+    const Tensor &rows = transposed_ ? x : dy, &cols = transposed_ ? dy : x;
+    ops::linear_backward_weight(dweight, rows, cols, g.accumulate, pass.stream);
+  }
+}
+
+void Linear::backward_parameters(const Tensor& dy, const Tensor& x, const Pass& pass) const {
+  backward_bias(dy, pass);
+  backward_weight(dy, x, pass);
 }
 
 void Linear::backward_input(const Tensor& dx, const Tensor& dy, const Tensor* residual,

@@ -29,6 +29,11 @@ class Linear {
                    const Pass& pass) const;
   // Computes the gradients of weight and bias.
   void backward_parameters(const Tensor& dy, const Tensor& x, const Pass& pass) const;
+  void backward_weight(const Tensor& dy, const Tensor& x, const Pass& pass) const;
+  void backward_bias(const Tensor& dy, const Pass& pass) const;
+  // Returns the gradient of the bias for a kernel that computes dy and the sums of its columns, in
+  // the place of backward_bias; none without a bias, or with one in another order.
+  std::optional<Tensor> bias_gradient(const Pass& pass) const;
   // Computes dx = dy W [+ residual]; residual may be null, or dx.
   void backward_input(const Tensor& dx, const Tensor& dy, const Tensor* residual,
                       const Pass& pass) const;
@@ -52,7 +57,6 @@ class Linear {
   const fusewire::Linear& packed(Packed& panels, bool bias, bool transposed,
                                  const Pass& pass) const;
   const Ordered& ordered(const Pass& pass) const;
-  void backward_ordered(const Tensor& dy, const Tensor& x, bool frozen, const Pass& pass) const;
 
   Parameter weight_;
   std::optional<Parameter> bias_;

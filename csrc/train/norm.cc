@@ -89,11 +89,11 @@ void Norm::drop_and_forward(const Tensor& y, const Tensor& sum, const Tensor& x,
                          pass.stream);
 }
 
-void Norm::backward_and_drop(const Tensor& d, const Tensor& sum, const Dropout& dropout,
-                             const Pass& pass) const {
+void Norm::backward_and_drop(const Tensor& d, const Tensor& sum, const Tensor* dbias,
+                             const Dropout& dropout, const Pass& pass) const {
   const Gradients& g = pass.gradients;
-  const Tensor dbias = bias ? bias->of(g.flat) : Tensor();
-  ops::norm_and_drop_backward(d, sum, weight.of(g.flat), bias ? &dbias : nullptr, d, sum,
+  const Tensor own = bias ? bias->of(g.flat) : Tensor();
+  ops::norm_and_drop_backward(d, sum, weight.of(g.flat), bias ? &own : nullptr, dbias, d, sum,
                               weights(pass), eps, dropout, g.accumulate, pass.stream);
 }
 

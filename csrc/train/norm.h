@@ -42,9 +42,10 @@ struct Norm {
   void drop_and_forward(const Tensor& y, const Tensor& sum, const Tensor& x, const Dropout& dropout,
                         const Pass& pass) const;
   // The backward pass of drop_and_forward: d, the gradient of y, is replaced by that of x, and
-  // `sum` by the gradient of its value before drop_and_forward.
-  void backward_and_drop(const Tensor& d, const Tensor& sum, const Dropout& dropout,
-                         const Pass& pass) const;
+  // `sum` by the gradient of its value before drop_and_forward. dbias, which may be null, receives
+  // the sums of the columns of that, or they are added to it, as to all gradients.
+  void backward_and_drop(const Tensor& d, const Tensor& sum, const Tensor* dbias,
+                         const Dropout& dropout, const Pass& pass) const;
   // Normalises each head in place, for an RMSNorm.
   void forward_heads(const Tensor& x, const Pass& pass) const;
   void backward_heads(const Tensor& dx, const Tensor& x, const Pass& pass) const;

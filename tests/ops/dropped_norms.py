@@ -1,5 +1,5 @@
 """Dropout in the kernels of a norm. Results of dropout_add_layer_norm are `sum`, with `out` in the
-rows below; those of layer_norm_dropout_backward are dx, then dz, dweight and dbias."""
+rows below; those of layer_norm_dropout_backward are dx, then dz, dweight, dbias and sums."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class DroppedNorm(NamedTuple):
     probability: float = 0.1
     biased: bool = True
     accumulate: bool = False
+    summed: bool = True
     seed: int = 2**40 + 5
     offset: int = 3
 
@@ -31,11 +32,13 @@ class DroppedNorm(NamedTuple):
 
 SHAPES = [
     DroppedNorm(1, 7, 0.5),
-    DroppedNorm(5, 16, biased=False),
+    DroppedNorm(5, 16, biased=False, summed=False),
     DroppedNorm(3, 33, 0.3, accumulate=True, seed=-1, offset=2**33 + 1),
     DroppedNorm(17, 384),
     DroppedNorm(9, 769, biased=False, accumulate=True),
     DroppedNorm(4, 100, 0.0),
+    DroppedNorm(130, 256, accumulate=True),
+    DroppedNorm(0, 7),
     DroppedNorm(2, 30522),
     DroppedNorm(0, 8, accumulate=True),
 ]
@@ -43,6 +46,9 @@ SHAPES = [
 LARGE = (
     DroppedNorm(3000, 768),
     DroppedNorm(1441, 1024, biased=False),
+    DroppedNorm(1441, 768, summed=False, accumulate=True),
+    DroppedNorm(2000, 512),
+    DroppedNorm(700, 96),
     DroppedNorm(300, 2048, accumulate=True),
     DroppedNorm(70, 4096),
     DroppedNorm(141, 8192),
@@ -62,7 +68,7 @@ def make(rng: np.random.Generator, shape: DroppedNorm) -> Arrays:
 
 
 def make_gradients(rng: np.random.Generator, shape: DroppedNorm) -> Arrays:
-    names = ("dweight", "dbias")
+    names = ("dweight", "dbias", "sums")
     arrays = {**make(rng, shape), **{name: normal(rng, shape.cols) for name in names}}
     return arrays | {"dy": arrays.pop("residual")}
 
@@ -98,14 +104,17 @@ def reference(t: Tensors, s: DroppedNorm) -> torch.Tensor:
 
 
 def our_gradients(o: Operands, a: Arrays, s: DroppedNorm) -> np.ndarray:
-    outs = [parameter_gradient(o, a[name], s.accumulate) for name in ("dweight", "dbias")]
+    names = ("dweight", "dbias", "sums")
+    dweight, dbias, sums = (parameter_gradient(o, a[name], s.accumulate) for name in names)
+    dbias, sums = dbias if s.biased else None, sums if s.summed else None
     dz = o.room(s.rows, s.cols)
     dx = o.result(
         k.layer_norm_dropout_backward,
         (s.rows, s.cols),
         dz,
-        outs[0],
-        outs[1] if s.biased else None,
+        dweight,
+        dbias,
+        sums,
         o.rows(a["dy"]),
         o.rows(a["x"]),
         o.floats(a["weight"]),
@@ -113,17 +122,22 @@ def our_gradients(o: Operands, a: Arrays, s: DroppedNorm) -> np.ndarray:
         *s.dropout,
         s.accumulate,
     )
-    kept_outs = outs[: 1 + s.biased]
-    return np.concatenate([dx, o.read(dz), *(o.place.numpy(out)[None] for out in kept_outs)])
+    wanted = [out for out in (dweight, dbias, sums) if out]
+    return np.concatenate([dx, o.read(dz), *(o.place.numpy(out)[None] for out in wanted)])
 
 
 def gradients(t: Tensors, s: DroppedNorm) -> torch.Tensor:
     x, weight = (t[name].clone().requires_grad_() for name in ("x", "weight"))
     bias = t["bias"].clone().requires_grad_()
     F.layer_norm(x, x.shape[1:], weight, bias, 1e-5).backward(t["dy"])
-    parameters = [(weight, t["dweight"]), (bias, t["dbias"])][: 1 + s.biased]
-    sums = [p.grad + before if s.accumulate else p.grad for p, before in parameters]
-    return torch.cat([x.grad, dropped(x.grad, s), torch.stack(sums)])
+    dz = dropped(x.grad, s)
+    news = {"dweight": weight.grad}
+    if s.biased:
+        news["dbias"] = bias.grad
+    if s.summed:
+        news["sums"] = dz.sum(0)
+    sums = [new + t[name] if s.accumulate else new for name, new in news.items()]
+    return torch.cat([x.grad, dz, torch.stack(sums)])
 
 
 CASES = {

@@ -32,6 +32,7 @@ STEPS = [
 ]
 LARGE_STEP = Step((1_000_000, 5, 1000, 70_000, 3), step=9)
 NORMS = [0, 1, 7, 33, 16384, 16385, 100_003]
+PARTS = (1, 5)
 
 
 def make_norm(rng: np.random.Generator, count: int) -> Arrays:
@@ -39,14 +40,19 @@ def make_norm(rng: np.random.Generator, count: int) -> Arrays:
 
 
 def norm(o: Operands, a: Arrays, count: int) -> np.ndarray:
-    out = o.fp32(np.full(2, np.nan, np.float32))
-    k.gradient_norm(out, o.fp32(a["gradients"]), o.place.stream)
-    return o.place.numpy(out).copy()
+    """The sums over each number of parts."""
+    found = []
+    for parts in PARTS:
+        out = o.fp32(np.full((parts, 2), np.nan, np.float32))
+        k.gradient_norm(out, o.fp32(a["gradients"]), o.place.stream)
+        found.append(o.place.numpy(out).sum(0))
+    return np.stack(found)
 
 
 def norm_of(t: Tensors, count: int) -> torch.Tensor:
     gradients = t["gradients"]
-    return torch.stack([(gradients**2).sum(), (~gradients.isfinite()).sum().to(gradients)])
+    sums = torch.stack([(gradients**2).sum(), (~gradients.isfinite()).sum().to(gradients)])
+    return sums.expand(len(PARTS), 2)
 
 
 class Factors(NamedTuple):

@@ -18,6 +18,7 @@ from tests.ops.check import inputs
 from tests.ops.dropout import kept
 from tests.ops.rows import POOLINGS
 from tests.places import CPU_TARGETS, EVERYWHERE, GPU, GPU_FP32
+from tests.tolerance import TRAINED_GRADIENT
 
 TRAINING = [name for name, case in CASES.items() if case.training]
 THREADS = (1, 2, 5)
@@ -85,7 +86,7 @@ def dropped_norm(out: k.Tensor, x: k.Tensor, residual: k.Tensor, place: Placemen
 
 def norm_that_drops(out: k.Tensor, x: k.Tensor, dy: k.Tensor, place: Placement) -> None:
     dx, (weight, dweight, dbias) = place.empty(*out.shape), norm_parameters(out.shape[1], place)
-    parameters = dweight, dbias, dy, x, weight
+    parameters = dweight, dbias, None, dy, x, weight
     k.layer_norm_dropout_backward(
         dx, out, *parameters, 1e-5, 0.3, 1, 2, accumulate=False, stream=place.stream
     )
@@ -97,7 +98,7 @@ IN_PLACE: dict[str, Call] = {
     "layer_norm_backward": layer_norm,
     "rms_norm_backward": rms_norm,
     "activate_backward": lambda out, x, y, place: k.activate_backward(
-        out, x, y, "gelu_erf", place.stream
+        out, None, x, y, "gelu_erf", False, place.stream
     ),
     "dropout_add": lambda out, x, y, place: k.dropout_add(out, x, y, 0.3, 1, 2, place.stream),
 }
@@ -131,7 +132,7 @@ def test_a_norm_that_drops_has_the_bits_of_two_ops(
     dropout = (0.3, 2**33 + 1, 5)
     sums, outs, inputs, inner = ([o.room(*shape) for _ in range(2)] for _ in range(4))
     parameters = [
-        [place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(2)] for _ in range(2)
+        [place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(3)] for _ in range(2)
     ]
     k.dropout_add_layer_norm(outs[0], sums[0], x, y, weight, bias, 1e-5, *dropout, stream)
     k.dropout_add(sums[1], x, y, *dropout, stream)
@@ -139,12 +140,43 @@ def test_a_norm_that_drops_has_the_bits_of_two_ops(
     k.layer_norm_dropout_backward(
         inputs[0], inner[0], *parameters[0], y, sums[0], weight, 1e-5, *dropout, False, stream
     )
-    k.layer_norm_backward(inputs[1], *parameters[1], y, sums[1], weight, None, 1e-5, False, stream)
+    dweight, dbias, of_inner = parameters[1]
+    k.layer_norm_backward(inputs[1], dweight, dbias, y, sums[1], weight, None, 1e-5, False, stream)
     k.dropout_add(inner[1], inputs[1], None, *dropout, stream)
+    k.column_sums(of_inner, inner[1], False, stream)
     for together, apart in (sums, outs, inputs, inner):
         np.testing.assert_array_equal(o.read(together), o.read(apart))
-    for together, apart in zip(*parameters, strict=True):
+    for together, apart in zip(*(p[:2] for p in parameters), strict=True):
         np.testing.assert_array_equal(place.numpy(together), place.numpy(apart))
+    # The rows that were written are added, each kernel's in an order of its own.
+    together, apart = (place.numpy(p[2]).astype(np.float64) for p in parameters)
+    assert np.linalg.norm(together - apart) <= TRAINED_GRADIENT * np.linalg.norm(apart)
+
+
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(5, 7), (9, 384), (130, 769), (2000, 1024)])
+def test_sums_of_an_activations_gradient_have_the_bits_of_those_of_its_columns(
+    shape: tuple[int, int], layout: str, place: Placement
+):
+    o, rng = Operands(place, layout), np.random.default_rng(3)
+    x, dy, dx = o.rows(normal(rng, *shape)), o.rows(normal(rng, *shape)), o.room(*shape)
+    together, apart = (place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(2))
+    k.activate_backward(dx, together, dy, x, "gelu_erf", True, place.stream)
+    k.column_sums(apart, dx, True, place.stream)
+    np.testing.assert_array_equal(place.numpy(together), place.numpy(apart))
+
+
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradient_of_relu_may_be_read_from_its_result(layout: str, place: Placement):
+    o, rng = Operands(place, layout), np.random.default_rng(3)
+    x, dy = normal(rng, 9, 77), o.rows(normal(rng, 9, 77))
+    x[0, :4] = 0, -0.0, 1e-30, np.nan
+    outs = [o.room(9, 77) for _ in range(2)]
+    for out, read in zip(outs, (x, np.where(x <= 0, 0, x)), strict=True):
+        k.activate_backward(out, None, dy, o.rows(read), "relu", False, place.stream)
+    np.testing.assert_array_equal(*(o.read(out) for out in outs))
 
 
 @pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
@@ -163,7 +195,8 @@ def test_the_gradient_of_a_gate_may_take_the_place_of_its_input(layout: str, pla
 def test_a_derivative_keeps_nan_and_has_none_of_its_own(activation: str, place: Placement):
     o = Operands(place, "dense")
     x = np.float32([[np.nan, 6e4, -6e4, 500.0, -500.0, 40.0, -40.0, 0.0]])
-    got = o.result(k.activate_backward, x.shape, o.rows(np.ones_like(x)), o.rows(x), activation)
+    dy = o.rows(np.ones_like(x))
+    got = o.result(k.activate_backward, x.shape, None, dy, o.rows(x), activation, False)
     assert np.isnan(got[0, 0])
     wanted = [0, 0] if activation == "tanh" else [1, 0]
     np.testing.assert_array_equal(got[0, 1:7].round(6), wanted * 3)

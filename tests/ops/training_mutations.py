@@ -30,7 +30,8 @@ SUMS = (130, 70, True)
 WEIGHT = (130, 97, 100, True)
 NORM = Norm(17, 384)
 HEADS = (40, 8, 80, True)
-ACTIVATION = (17, 384, "gelu_erf")
+ACTIVATION = (17, 384, "gelu_erf", False, False)
+SUMMED = (130, 70, "gelu_erf", True, True)
 GATE = (17, 384, "silu")
 DROPOUT = Dropped(17, 384, 0.1)
 DROPPED_NORM = DroppedNorm(17, 384)
@@ -82,9 +83,14 @@ WRONG: dict[str, Wrong] = {
     },
     "activate_backward": {
         **rows(ACTIVATION),
-        "another activation": ((17, 384, "silu"), settings((17, 384, "gelu_tanh"))),
-        "the two forms of gelu": (ACTIVATION, settings((17, 384, "gelu_tanh"))),
+        "another activation": (
+            (17, 384, "silu", False, False),
+            settings((17, 384, "gelu_tanh", False, False)),
+        ),
+        "the two forms of gelu": (ACTIVATION, settings((17, 384, "gelu_tanh", False, False))),
         "the gradient of the next row": (ACTIVATION, inputs(dy=other_row)),
+        "the last sum is zero": (SUMMED, output(zero_last)),
+        "sums that are not added": (SUMMED, settings((130, 70, "gelu_erf", True, False))),
     },
     "gate_backward": {
         **rows(GATE),
@@ -116,6 +122,7 @@ WRONG: dict[str, Wrong] = {
         **rows(DROPPED_NORM),
         "no weight": (DROPPED_NORM, inputs(weight=np.ones_like)),
         "the input of the next row": (DROPPED_NORM, inputs(x=other_row)),
+        "the last sum is zero": (DROPPED_NORM, output(zero_last)),
         "one row too few": (DROPPED_NORM, inputs(dy=without_first_row)),
         "what was there is added to": (
             DROPPED_NORM,
@@ -168,7 +175,7 @@ WRONG: dict[str, Wrong] = {
     "gradient_norm": {
         "the second half is left out": (33, inputs(gradients=lambda x: x * (np.arange(33) < 16))),
         "the norm itself": (33, output(lambda out: np.copyto(out, out**0.5))),
-        "one too many is infinite": (33, output(lambda out: np.copyto(out[1:], 1 + out[1:]))),
+        "one too many is infinite": (33, output(lambda out: np.copyto(out[:, 1:], 1 + out[:, 1:]))),
     },
     "adam_factors": {
         "the last number is zero": (FACTORS, output(zero_last)),

@@ -20,6 +20,7 @@ from tests.train.trained_layer import (
     RECOMPUTE,
     SHAPES,
     TRAINED_SPECS,
+    Floats,
     TrainedLayer,
     expect_close,
     off,
@@ -125,6 +126,23 @@ def test_recomputing_saves_memory_and_changes_no_bit(name: str) -> None:
     assert peaks[0] > peaks[1] > peaks[2] > peaks[3]
 
 
+def test_of_relu_only_the_result_is_kept() -> None:
+    def step(activation: str, recompute: str) -> tuple[int, Floats]:
+        layer = TrainedLayer({"activation": activation}, layers=4, **DROPOUTS)
+        x, gradient = arrays(layer)
+        _, gradients = layer.gradients(x, gradient, recompute=recompute, dropout_seed=7)
+        return layer.stack.stats()["peak_bytes"], gradients
+
+    (relu, plain), (without_norms, _), (less, again) = (
+        step("relu", recompute) for recompute in ("none", "norm", "activation")
+    )
+    gelu, _ = step("gelu_erf", "none")
+    width, tokens = 128, 1 + 17 + 40
+    assert gelu - relu >= 3 * 4 * width * tokens
+    assert less == without_norms
+    assert np.array_equal(plain, again)
+
+
 def test_gradients_are_bit_equal_whatever_the_number_of_threads() -> None:
     layer = TrainedLayer(TRAINED_SPECS["post_norm"], lengths=(3, 70, 200), layers=2, **DROPOUTS)
     x, gradient = arrays(layer)
@@ -152,11 +170,12 @@ def test_two_forwards_may_be_in_flight() -> None:
         assert np.array_equal(got[1], gradients)
 
 
-def test_accumulated_gradients_are_sums() -> None:
-    layer = TrainedLayer(TRAINED_SPECS["pre_norm"])
+@pytest.mark.parametrize("name", ["pre_norm", "post_norm", "post_norm_odd"])
+def test_accumulated_gradients_are_sums(name: str) -> None:
+    layer = TrainedLayer(TRAINED_SPECS[name], **DROPOUTS)
     x, gradient = arrays(layer)
-    _, once = layer.gradients(x, gradient)
-    _, activations = layer.forward_pass(x)
+    _, once = layer.gradients(x, gradient, dropout_seed=7)
+    _, activations = layer.forward_pass(x, dropout_seed=7)
     assert activations is not None
     start = np.full_like(once, 2.0)
     _, total = layer.backward_pass(activations, gradient, start, accumulate=True)

@@ -51,6 +51,7 @@ class Run:
         self._groups = [member.group for member in members]
         self.device = self.parameters[0].device
         self._sizes = [member.end - member.begin for member in members]
+        self.elements = sum(self._sizes)
         ends = np.cumsum([0, *self._sizes], dtype=np.int64)
         self.segments = view(torch.from_numpy(ends).to(self.device))
         self._settings = torch.empty(2, len(members), dtype=torch.float32, device=self.device)
@@ -77,7 +78,7 @@ class Run:
         beta1, beta2, eps, decoupled, _ = self.update
         if copy is not None and self.flat is not None:
             begin = self.flat.begin_of(self.parameters[0]) + self._members[0].begin
-            copy = copy[begin : begin + sum(self._sizes)]
+            copy = copy[begin : begin + self.elements]
         kernels.adam(
             self.values,
             gradients,
@@ -114,7 +115,7 @@ class Run:
 
     def _part_of(self, tensors: list[torch.Tensor]) -> kernels.Tensor:
         begin = self._members[0].begin
-        return view(array(tensors)[begin : begin + sum(self._sizes)])
+        return view(array(tensors)[begin : begin + self.elements])
 
 
 def runs(

@@ -38,11 +38,16 @@ class StepFactors:
         self._runs, self._shards, self._home = runs, shards, home
         self.norm = norm.to(home, torch.float32).reshape(1)
         self.skipped = skipped.to(home, torch.float32).reshape(1)
-        # Sum of squares and number of elements that are not finite, by run.
-        self._squares = {
-            device: torch.empty(len(runs), 2, dtype=torch.float32, device=device).zero_()
-            for device in dict.fromkeys(run.device for run in runs)
-        }
+        # Sums of squares and numbers of elements that are not finite, for parts of each run.
+        parts = [_parts_of(run) for run in runs]
+        self._squares: list[torch.Tensor] = []  # by device
+        self._parts: dict[int, kernels.Tensor] = {}  # by run
+        for device in dict.fromkeys(run.device for run in runs):
+            there = [row for row, run in enumerate(runs) if run.device == device]
+            sizes = [parts[row] for row in there]
+            squares = torch.zeros(sum(sizes), 2, dtype=torch.float32, device=device)
+            self._squares.append(squares)
+            self._parts |= zip(there, map(view, squares.split(sizes)), strict=True)
         betas = [run.update[:2] for run in runs]
         log_betas = torch.tensor(betas, dtype=torch.float64).reshape(-1, 2).log()
         # One number per parameter, as in torch's checkpoints; those of a run are equal.
@@ -69,10 +74,9 @@ class StepFactors:
         gradients contain, or None. `found_inf`: above 0 where they are known not to be finite, or
         None."""
         for row, (run, gradient) in enumerate(zip(self._runs, gradients, strict=True)):
-            out = self._squares[run.device][row]
-            kernels.gradient_norm(view(out), gradient, stream_of(run.device))
+            kernels.gradient_norm(self._parts[row], gradient, stream_of(run.device))
         home = self._home
-        sums = [squares.to(home) for squares in self._squares.values()]
+        sums = [squares.to(home) for squares in self._squares]
         total = sums[0] if len(sums) == 1 else torch.cat([self._factors[:0, :2], *sums])
         if found_inf is not None or self._shards is not None:
             total = total.sum(0, keepdim=True)
@@ -91,3 +95,9 @@ class StepFactors:
             stream_of(home),
         )
         return [view(row.to(run.device)) for run, row in zip(self._runs, self._rows, strict=True)]
+
+
+def _parts_of(run: Run) -> int:
+    """In how many parts the squares of a run's gradients are summed: blocks of a GPU, each of which
+    reads 64 KiB or more. As many are enough for its memory's bandwidth."""
+    return min(max(run.elements // 2**14, 1), 1024)

@@ -267,7 +267,7 @@ void launch_both(const AttentionBackwardArguments& g, const Stream& stream) {
     auto* sums = static_cast<float*>(
         kept_memory(stream, sizeof(float) * static_cast<size_t>(count * width)));
     launch_queries<T, kDim, true>(shape, of_queries, sums, stream);
-    add_parts({sums, count, width, g.dbias, nullptr, width, false}, stream);
+    add_parts({sums, count, width, {g.dbias}, width, false}, stream);
   } else {
     launch_queries<T, kDim, false>(shape, of_queries, nullptr, stream);
   }

@@ -54,6 +54,23 @@ using RowPacks = Pack<T, L::kWidth>[L::kCount];
 template <class T, int kWidth>
 constexpr bool kWords = sizeof(T) * kWidth == 16;
 
+template <class T, int kWidth>
+__device__ __forceinline__ void widen(const Pack<T, kWidth>& pack, float (&v)[kWidth]) {
+  if constexpr (kWords<T, kWidth> && sizeof(T) == 2) {
+    const uint4& words = reinterpret_cast<const uint4&>(pack);
+    const uint32_t pairs[] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 two = unpack<T>(pairs[i]);
+      v[2 * i] = two.x;
+      v[2 * i + 1] = two.y;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) v[j] = to_float(pack.at[j]);
+  }
+}
+
 // Columns beyond the row are left as `fill`.
 template <class L, class T>
 __device__ __forceinline__ void load_row(RowPacks<L, T>& to, const T* row, int cols, float fill) {

@@ -6,6 +6,7 @@
 #include "cuda/launch.h"
 #include "cuda/rows/row.h"
 #include "cuda/rows/tile.h"
+#include "cuda/training/column_strips.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -55,70 +56,79 @@ struct BackwardArguments {
   int64_t dx_stride, dy_stride, x_stride, rows, cols;
 };
 
-// Computes dx = dy * activation'(x). If kGated, it is multiplied by the columns of x from `cols`
-// on, whose gradient is dy * activation(x). A thread has n packs of kWidth elements in flight; each
-// is read before it is written, so dx may be dy or x.
-template <class T, int kWidth, int n, bool kGated, Activation kActivation>
-__global__ void __launch_bounds__(256) activation_gradients(BackwardArguments a) {
+template <class T, int kWidth>
+__device__ __forceinline__ const Pack<T, kWidth>& pack_at(const void* matrix, int64_t offset) {
+  return *reinterpret_cast<const Pack<T, kWidth>*>(static_cast<const T*>(matrix) + offset);
+}
+
+// Computes dx = dy * activation'(x), and the sums of its columns. A thread reads what it overwrites
+// before that, so dx may be dy or x.
+template <class T, int kWidth, Activation kActivation>
+__global__ void __launch_bounds__(kStripBlock, kStripBlocksPerSm)
+    activation_gradients(ColumnStrips strips, BackwardArguments a) {
+  using P = Pack<T, kWidth>;
+  struct Inputs {
+    P x, dy;
+  };
+  let_next_start();
+  wait_for_inputs();
+  sum_strip<kWidth, 2>(
+      strips,
+      [&](int r, int c) {
+        return Inputs{pack_at<T, kWidth>(a.x, r * a.x_stride + c),
+                      pack_at<T, kWidth>(a.dy, r * a.dy_stride + c)};
+      },
+      [&](const Inputs& in, int r, int c, float (&v)[kWidth]) {
+        P out;
+        float x[kWidth];
+        widen(in.x, x);
+        widen(in.dy, v);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          out.at[j] = from_float<T>(v[j] * derivative<T>(x[j], kActivation));
+        }
+        widen(out, v);
+        *reinterpret_cast<P*>(static_cast<T*>(a.dx) + r * a.dx_stride + c) = out;
+      });
+}
+
+// The same of activation(x) * y, with y in the columns of x from `cols` on: the gradient of y is
+// dy * activation(x).
+template <class T, int kWidth, Activation kActivation>
+__global__ void __launch_bounds__(256) gate_gradients(BackwardArguments a) {
   using P = Pack<T, kWidth>;
   let_next_start();
   wait_for_inputs();
+  const int64_t c = tile_access<1>(0) * kWidth;
+  if (c >= a.cols) return;
   for (int64_t row = tile_row(); row < a.rows; row += tile_row_step()) {
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride;
-    T* dx = static_cast<T*>(a.dx) + row * a.dx_stride;
-    P inputs[n], factors[n], gradients[n];
+    P inputs = pack_at<T, kWidth>(a.x, row * a.x_stride + c);
+    P factors = pack_at<T, kWidth>(a.x, row * a.x_stride + a.cols + c);
+    const P gradients = pack_at<T, kWidth>(a.dy, row * a.dy_stride + c);
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      const int64_t c = tile_access<n>(i) * kWidth;
-      if (c >= a.cols) continue;
-      inputs[i] = *reinterpret_cast<const P*>(x + c);
-      gradients[i] = *reinterpret_cast<const P*>(dy + c);
-      if (kGated) factors[i] = *reinterpret_cast<const P*>(x + a.cols + c);
+    for (int j = 0; j < kWidth; ++j) {
+      const float value = to_float(inputs.at[j]), g = to_float(gradients.at[j]);
+      const float slope = g * derivative<T>(value, kActivation) * to_float(factors.at[j]);
+      factors.at[j] = from_float<T>(g * activated<T>(value, kActivation));
+      inputs.at[j] = from_float<T>(slope);
     }
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      const int64_t c = tile_access<n>(i) * kWidth;
-      if (c >= a.cols) continue;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float value = to_float(inputs[i].at[j]), g = to_float(gradients[i].at[j]);
-        float slope = g * derivative<T>(value, kActivation);
-        if (kGated) {
-          slope *= to_float(factors[i].at[j]);
-          factors[i].at[j] = from_float<T>(g * activated<T>(value, kActivation));
-        }
-        inputs[i].at[j] = from_float<T>(slope);
-      }
-      *reinterpret_cast<P*>(dx + c) = inputs[i];
-      if (kGated) *reinterpret_cast<P*>(dx + a.cols + c) = factors[i];
-    }
+    T* dx = static_cast<T*>(a.dx) + row * a.dx_stride + c;
+    *reinterpret_cast<P*>(dx) = inputs;
+    *reinterpret_cast<P*>(dx + a.cols) = factors;
   }
 }
 
-template <class T, bool kGated>
-void backward(BackwardArguments a, Activation activation, const Stream& stream) {
-  if (!kGated &&
-      (a.rows == 1 || (a.x_stride == a.cols && a.dy_stride == a.cols && a.dx_stride == a.cols))) {
-    a.cols *= a.rows;  // as one long row
-    a.rows = 1;
-    a.dx_stride = a.dy_stride = a.x_stride = 0;
-  }
+// Calls body(activation, kWidth) with what the kernel is compiled for.
+template <class T, class Body>
+void with_kernel(const BackwardArguments& a, Activation activation, Body&& body) {
   constexpr int kVector = Vector<T>::kSize;
   const bool vectors = a.cols % kVector == 0 && vectors_fit<T>(a.x, a.x_stride) &&
                        vectors_fit<T>(a.dy, a.dy_stride) && vectors_fit<T>(a.dx, a.dx_stride);
   with_activation(activation, [&](auto constant) {
-    constexpr Activation kActivation = decltype(constant)::value;
-    const auto run = [&](auto width, auto unroll) {
-      constexpr int kWidth = decltype(width)::value, n = decltype(unroll)::value;
-      const Tiles tiles = tiles_of<n>(a.rows, a.cols / kWidth);
-      launch(activation_gradients<T, kWidth, n, kGated, kActivation>, tiles.grid, tiles.block, 0,
-             stream, a);
-    };
     if (vectors) {
-      run(std::integral_constant<int, kVector>{}, std::integral_constant<int, kGated ? 1 : 2>{});
+      body(constant, std::integral_constant<int, kVector>{});
     } else {
-      run(std::integral_constant<int, 1>{}, std::integral_constant<int, 1>{});
+      body(constant, std::integral_constant<int, 1>{});
     }
   });
 }
@@ -126,23 +136,34 @@ void backward(BackwardArguments a, Activation activation, const Stream& stream) 
 }  // namespace
 
 template <class T>
-void activate_backward(void* dx, int64_t dx_stride, const void* dy, int64_t dy_stride,
+void activate_backward(void* dx, int64_t dx_stride, float* sums, const void* dy, int64_t dy_stride,
                        const void* x, int64_t x_stride, int64_t rows, int64_t cols,
-                       Activation activation, const Stream& stream) {
-  backward<T, false>({dx, dy, x, dx_stride, dy_stride, x_stride, rows, cols}, activation, stream);
+                       Activation activation, bool accumulate, const Stream& stream) {
+  const BackwardArguments a = {dx, dy, x, dx_stride, dy_stride, x_stride, rows, cols};
+  with_kernel<T>(a, activation, [&](auto constant, auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    launch_strips<kWidth>(activation_gradients<T, kWidth, decltype(constant)::value>, sums, rows,
+                          cols, accumulate, stream, a);
+  });
 }
 
 template <class T>
 void gate_backward(void* dx, int64_t dx_stride, const void* dy, int64_t dy_stride, const void* x,
                    int64_t x_stride, int64_t rows, int64_t cols, Activation activation,
                    const Stream& stream) {
-  backward<T, true>({dx, dy, x, dx_stride, dy_stride, x_stride, rows, cols}, activation, stream);
+  const BackwardArguments a = {dx, dy, x, dx_stride, dy_stride, x_stride, rows, cols};
+  with_kernel<T>(a, activation, [&](auto constant, auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    const Tiles tiles = tiles_of<1>(rows, cols / kWidth);
+    launch(gate_gradients<T, kWidth, decltype(constant)::value>, tiles.grid, tiles.block, 0, stream,
+           a);
+  });
 }
 
-#define INSTANTIATE(T)                                                                           \
-  template void activate_backward<T>(void*, int64_t, const void*, int64_t, const void*, int64_t, \
-                                     int64_t, int64_t, Activation, const Stream&);               \
-  template void gate_backward<T>(void*, int64_t, const void*, int64_t, const void*, int64_t,     \
+#define INSTANTIATE(T)                                                                            \
+  template void activate_backward<T>(void*, int64_t, float*, const void*, int64_t, const void*,   \
+                                     int64_t, int64_t, int64_t, Activation, bool, const Stream&); \
+  template void gate_backward<T>(void*, int64_t, const void*, int64_t, const void*, int64_t,      \
                                  int64_t, int64_t, Activation, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 

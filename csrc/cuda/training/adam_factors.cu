@@ -12,13 +12,14 @@
 namespace fusewire::cuda {
 namespace {
 
-constexpr int kFactorsBlock = 256;
+constexpr int kFactorsBlock = 256, kFactorsWarps = kFactorsBlock / kWarp;
 
 __global__ void __launch_bounds__(kFactorsBlock) factors_of(AdamFactorsArguments a) {
   let_next_start();
   wait_for_inputs();
-  double squares = 0, broken = 0;  // every warp adds up all parts
-  for (int64_t part = threadIdx.x % kWarp; part < a.parts; part += kWarp) {
+  double squares = 0, broken = 0;
+#pragma unroll 8
+  for (int64_t part = threadIdx.x; part < a.parts; part += kFactorsBlock) {
     squares += a.sums[2 * part];
     broken += a.sums[2 * part + 1];
   }
@@ -26,6 +27,18 @@ __global__ void __launch_bounds__(kFactorsBlock) factors_of(AdamFactorsArguments
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
     squares += __shfl_xor_sync(kWholeWarp, squares, distance);
     broken += __shfl_xor_sync(kWholeWarp, broken, distance);
+  }
+  __shared__ double of_warps[2][kFactorsWarps];
+  if (threadIdx.x % kWarp == 0) {
+    of_warps[0][threadIdx.x / kWarp] = squares;
+    of_warps[1][threadIdx.x / kWarp] = broken;
+  }
+  __syncthreads();
+  squares = broken = 0;  // every thread adds up those of all warps
+#pragma unroll
+  for (int warp = 0; warp < kFactorsWarps; ++warp) {
+    squares += of_warps[0][warp];
+    broken += of_warps[1][warp];
   }
   const bool good = isfinite(squares) && squares > 0 && broken == 0;
   const double unscale = a.scale ? 1.0 / *a.scale : 1.0, norm = sqrt(squares) * unscale;

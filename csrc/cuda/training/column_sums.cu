@@ -1,110 +1,79 @@
 // Sums of the columns of a matrix: the gradients of biases, and the second stage of other sums.
-#include <algorithm>
-
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/rows/row.h"
-#include "cuda/runtime/kept_memory.h"
-#include "cuda/training/column_totals.h"
+#include "cuda/training/column_strips.h"
 
 namespace fusewire::cuda {
 namespace {
 
-constexpr int kSumBlock = 256, kSumWarps = kSumBlock / kWarp;
+// A column has few parts, one to four for each multiprocessor: the time of a sum is that of the
+// loads that wait for one another. So a block loads the parts of its 32 columns before it adds
+// them, up to 192 at a time. It takes 32 registers a thread: so it finds room on a multiprocessor
+// beside the blocks of sum_columns, which take 48, and has started when they end.
+constexpr int kTotalBlock = 512, kTotalWarps = kTotalBlock / kWarp, kPartsOfWarp = 12;
 
-__global__ void __launch_bounds__(kSumBlock) total_columns(ColumnTotals a) {
-  __shared__ float sums[kSumWarps][kWarp];
+__global__ void __launch_bounds__(kTotalBlock, 4) total_columns(ColumnTotals a) {
+  __shared__ float sums[kTotalWarps][kWarp];
   let_next_start();
   wait_for_inputs();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
+  const int c = blockIdx.x * kWarp + lane, cols = static_cast<int>(a.cols);
+  const int which = (c >= cols) + (c >= 2 * cols);
+  float* to = which == 0 ? a.outs[0] : which == 1 ? a.outs[1] : a.outs[2];
+  if (to) to += c - which * cols;
+  const bool writes = warp == 0 && c < a.width && to;
+  const float before = writes && a.accumulate ? *to : 0.0f;
   float sum = 0.0f;
   if (c < a.width) {
-#pragma unroll 8
-    for (int64_t p = warp; p < a.count; p += kSumWarps) sum += a.parts[p * a.width + c];
+    const int count = static_cast<int>(a.count);
+    for (int first = warp; first < count; first += kPartsOfWarp * kTotalWarps) {
+      float parts[kPartsOfWarp];
+#pragma unroll
+      for (int i = 0; i < kPartsOfWarp; ++i) {
+        const int p = first + i * kTotalWarps;
+        parts[i] = p < count ? a.parts[p * a.width + c] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kPartsOfWarp; ++i) sum += parts[i];
+    }
   }
   sums[warp][lane] = sum;
   __syncthreads();
-  if (warp > 0 || c >= a.width) return;
+  if (!writes) return;
 #pragma unroll
-  for (int w = 1; w < kSumWarps; ++w) sum += sums[w][lane];
-  float* to = c < a.cols ? a.out + c : a.second ? a.second + (c - a.cols) : nullptr;
-  if (to) *to = a.accumulate ? *to + sum : sum;
+  for (int w = 1; w < kTotalWarps; ++w) sum += sums[w][lane];
+  *to = before + sum;
 }
 
-// A block sums rows_of_block rows of 32 * kWidth columns; its warps take the rows in turn.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kSumBlock)
-    sum_columns(float* out, const T* x, int64_t x_stride, int64_t rows, int64_t cols,
-                int64_t rows_of_block, bool accumulate) {
+__global__ void __launch_bounds__(kStripBlock, kStripBlocksPerSm + 1)
+    sum_columns(ColumnStrips strips, const T* x, int64_t x_stride) {
   using P = Pack<T, kWidth>;
-  constexpr int kColumns = kWarp * kWidth, kTogether = 4;
-  __shared__ float sums[kSumWarps][kColumns];
   let_next_start();
   wait_for_inputs();
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kColumns;
-  const int64_t c = first_column + lane * kWidth;
-  const int64_t end = min(rows, (blockIdx.y + 1) * rows_of_block);
-  float sum[kWidth] = {};
-  if (c < cols) {
-    int64_t r = blockIdx.y * rows_of_block + warp;
-    for (; r + (kTogether - 1) * kSumWarps < end; r += kTogether * kSumWarps) {
-      P packs[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        packs[i] = *reinterpret_cast<const P*>(x + (r + i * kSumWarps) * x_stride + c);
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum[j] += to_float(packs[i].at[j]);
-      }
-    }
-    for (; r < end; r += kSumWarps) {
-      const P pack = *reinterpret_cast<const P*>(x + r * x_stride + c);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) sum[j] += to_float(pack.at[j]);
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) sums[warp][lane * kWidth + j] = sum[j];
-  __syncthreads();
-  for (int i = threadIdx.x; i < kColumns; i += kSumBlock) {
-    if (first_column + i >= cols) break;
-    float total = sums[0][i];
-#pragma unroll
-    for (int w = 1; w < kSumWarps; ++w) total += sums[w][i];
-    float* to = out + blockIdx.y * cols + first_column + i;
-    *to = accumulate ? *to + total : total;
-  }
+  sum_strip<kWidth, 4>(
+      strips, [&](int r, int c) { return *reinterpret_cast<const P*>(x + r * x_stride + c); },
+      [&](const P& pack, int, int, float (&v)[kWidth]) { widen(pack, v); });
 }
 
 }  // namespace
 
 void add_parts(const ColumnTotals& a, const Stream& stream) {
-  launch(total_columns, static_cast<unsigned>((a.width + kWarp - 1) / kWarp), kSumBlock, 0, stream,
-         a);
+  launch(total_columns, static_cast<unsigned>((a.width + kWarp - 1) / kWarp), kTotalBlock, 0,
+         stream, a);
 }
 
 template <class T>
 void column_sums(float* out, const void* x, int64_t x_stride, int64_t rows, int64_t cols,
                  bool accumulate, const Stream& stream) {
   constexpr int n = Vector<T>::kSize;
-  constexpr int64_t kFewestRows = 4 * kSumWarps, kBlocksPerSm = 4;
-  const bool vectors = cols % n == 0 && vectors_fit<T>(x, x_stride);
-  const int64_t strip = kWarp * (vectors ? n : 1), strips = (cols + strip - 1) / strip;
-  const int64_t wanted = std::max<int64_t>(kBlocksPerSm * multiprocessors() / strips, 1);
-  const int64_t slab = std::max((rows + wanted - 1) / wanted, kFewestRows);
-  const int64_t slabs = std::max<int64_t>((rows + slab - 1) / slab, 1);
-  float* parts = out;
-  if (slabs > 1) {
-    parts = static_cast<float*>(kept_memory(stream, slabs * cols * sizeof(float)));
+  const T* const from = static_cast<const T*>(x);
+  if (cols % n == 0 && vectors_fit<T>(x, x_stride)) {
+    launch_strips<n>(sum_columns<T, n>, out, rows, cols, accumulate, stream, from, x_stride);
+  } else {
+    launch_strips<1>(sum_columns<T, 1>, out, rows, cols, accumulate, stream, from, x_stride);
   }
-  launch(vectors ? sum_columns<T, n> : sum_columns<T, 1>,
-         dim3(static_cast<unsigned>(strips), static_cast<unsigned>(slabs)), kSumBlock, 0, stream,
-         parts, static_cast<const T*>(x), x_stride, rows, cols, slab, accumulate && slabs == 1);
-  if (slabs > 1) add_parts({parts, slabs, cols, out, nullptr, cols, accumulate}, stream);
 }
 
 #define INSTANTIATE(T) \

@@ -8,12 +8,12 @@
 
 namespace fusewire::cuda {
 
-// Computes out[c] (+)= the sum of parts[p, c] over p, for c < cols. `second`, which may be null,
-// receives the sums of the columns from cols on.
+// Computes outs[i][c] (+)= the sum of parts[p, i * cols + c] over p, for c < cols and every i with
+// i * cols < width. Those whose outs[i] is null are left out.
 struct ColumnTotals {
   const float* parts;  // [count, width]
   int64_t count, width;
-  float *out, *second;
+  float* outs[3];
   int64_t cols;
   bool accumulate;
 };

@@ -1,11 +1,11 @@
-// The sum of squares of a flat gradient, in two stages whose order is fixed.
+// Sums of squares of a flat gradient, one for each block. adam_factors adds them up, in a fixed
+// order, with those of other gradients.
 #include <algorithm>
 
 #include "cuda/element.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/reduce.h"
-#include "cuda/runtime/kept_memory.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -43,7 +43,7 @@ __device__ __forceinline__ SquareSum sum_of_block(SquareSum sum) {
 
 // `lead` elements come before the first 16-byte vector; block 0 adds them and the last elements.
 __global__ void __launch_bounds__(kNormBlock)
-    sum_squares(SquareSum* parts, const float* x, int64_t lead, int64_t vectors, int64_t count) {
+    sum_squares(float* out, const float* x, int64_t lead, int64_t vectors, int64_t count) {
   constexpr int kTogether = 4;
   let_next_start();
   wait_for_inputs();
@@ -74,39 +74,24 @@ __global__ void __launch_bounds__(kNormBlock)
     if (rest < count) add(sum, x[rest]);
   }
   sum = sum_of_block(sum);
-  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(kNormBlock)
-    sum_parts(float* out, const SquareSum* parts, int count) {
-  let_next_start();
-  wait_for_inputs();
-  SquareSum sum = {};
-  for (int i = threadIdx.x; i < count; i += kNormBlock) {
-    sum.squares += parts[i].squares;
-    sum.broken += parts[i].broken;
-  }
-  sum = sum_of_block(sum);
   if (threadIdx.x > 0) return;
-  out[0] = static_cast<float>(sum.squares);
-  out[1] = static_cast<float>(sum.broken);
+  out[2 * blockIdx.x] = static_cast<float>(sum.squares);
+  out[2 * blockIdx.x + 1] = static_cast<float>(sum.broken);
 }
 
 }  // namespace
 
 template <class T>
-void gradient_norm(float* out, const float* gradients, int64_t count, const Stream& stream) {
+void gradient_norm(float* out, int64_t parts, const float* gradients, int64_t count,
+                   const Stream& stream) {
   const int64_t misaligned = reinterpret_cast<uintptr_t>(gradients) % 16 / sizeof(float);
   const int64_t lead = std::min(count, (4 - misaligned) % 4), vectors = (count - lead) / 4;
-  const int64_t blocks =
-      std::clamp<int64_t>((vectors + kNormBlock - 1) / kNormBlock, 1, 8 * multiprocessors());
-  auto* parts = static_cast<SquareSum*>(kept_memory(stream, blocks * sizeof(SquareSum)));
-  launch(sum_squares, static_cast<unsigned>(blocks), kNormBlock, 0, stream, parts, gradients, lead,
+  launch(sum_squares, static_cast<unsigned>(parts), kNormBlock, 0, stream, out, gradients, lead,
          vectors, count);
-  launch(sum_parts, 1, kNormBlock, 0, stream, out, parts, static_cast<int>(blocks));
 }
 
-#define INSTANTIATE(T) template void gradient_norm<T>(float*, const float*, int64_t, const Stream&);
+#define INSTANTIATE(T) \
+  template void gradient_norm<T>(float*, int64_t, const float*, int64_t, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 
 }  // namespace fusewire::cuda

@@ -22,6 +22,12 @@ __device__ __forceinline__ Pack<T, L::kWidth> weight_of(const T* weight, int i, 
   return pack;
 }
 
+// The numbers of a block: dweight, of a LayerNorm dbias, and the sums of dz.
+template <bool kCentered>
+__host__ __device__ __forceinline__ int64_t sums_width(const NormBackwardArguments& a) {
+  return a.cols * (1 + kCentered + (a.sums != nullptr));
+}
+
 // In fp32 the deviations are from the mean, which takes a pass of its own; of 16-bit elements,
 // which are too far apart for rows with a large mean, they are from the first number of the row.
 template <class T, class L, bool kCentered>
@@ -78,7 +84,8 @@ __device__ __forceinline__ RowStatistics row_statistics(RowPacks<L, T>& x, RowPa
   return s;
 }
 
-// A block leaves its sums in row blockIdx.x of parts[gridDim.x, cols or 2 * cols].
+// A block leaves its sums in row blockIdx.x of parts[gridDim.x, width]: of dweight, if kCentered of
+// dbias, and if they are wanted of dz.
 template <class T, class L, bool kCentered, bool kResidual, bool kDrops>
 __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
     norm_gradients(NormBackwardArguments a, int heads, float* parts) {
@@ -94,6 +101,7 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
   const T* weight = static_cast<const T*>(a.weight);
   float dweight[L::kElements] = {}, dbias[kCentered ? L::kElements : 1] = {};
   const RowDropout dropout(kDrops ? a.dropout : Dropout{});
+  if constexpr (kDrops) SharedSums<L>::clear();
   RowPacks<L, T> x, dy;
   float lead = 0.0f;  // the first number of the row
   const auto fetch = [&](int64_t row) {
@@ -152,12 +160,25 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
         dropout.apply(v, row, L::column(i));
 #pragma unroll
         for (int j = 0; j < L::kWidth; ++j) out.at[j] = from_float<T>(v[j]);
-        if (L::column(i) < cols) *reinterpret_cast<P*>(dz + L::column(i)) = out;
+        if (L::column(i) < cols) {
+          *reinterpret_cast<P*>(dz + L::column(i)) = out;
+          widen(out, v);
+          SharedSums<L>::add(i, v);
+        }
       }
     }
   }
   float* shared = reinterpret_cast<float*>(shared_memory);
-  parts += blockIdx.x * static_cast<int64_t>(kCentered ? 2 * width : width);
+  parts += blockIdx.x * sums_width<kCentered>(a);
+  if constexpr (kDrops) {
+    __syncthreads();  // also where they are not wanted: the memory is used again
+    if (a.sums) {
+      for (int c = threadIdx.x; c < width; c += G::kBlock) {
+        parts[2 * width + c] = SharedSums<L>::of_column(c);
+      }
+      __syncthreads();
+    }
+  }
   const auto combine = [&](const float (&sums)[L::kElements], float* to) {
 #pragma unroll
     for (int i = 0; i < L::kElements; ++i) {
@@ -186,26 +207,35 @@ auto gradients_kernel(const NormBackwardArguments& a) {
 }
 
 template <class T, bool kCentered>
-void backward(const NormBackwardArguments& a, int heads, const Stream& stream) {
+void backward(NormBackwardArguments a, int heads, const Stream& stream) {
   const bool vectors = a.cols % Vector<T>::kSize == 0 && vectors_fit<T>(a.x, a.x_stride) &&
                        vectors_fit<T>(a.dy, a.dy_stride) && vectors_fit<T>(a.dx, a.dx_stride) &&
                        vectors_fit<T>(a.weight, 0) &&
                        vectors_fit<T>(a.dresidual, a.dresidual_stride) &&
                        vectors_fit<T>(a.dz, a.dz_stride);
+  const NormBackwardArguments all = a;
+  if (!vectors) {  // then dropout is a kernel of its own
+    a.dz = nullptr;
+    a.sums = nullptr;
+  }
   const bool held = with_norm_layout<T>(a.cols, vectors, [&](auto layout) {
     using L = decltype(layout);
     using G = NormGroups<L>;
     const int64_t blocks = std::clamp<int64_t>(a.rows, 1, multiprocessors());
-    const int64_t width = kCentered ? 2 * a.cols : a.cols;
+    const int64_t width = sums_width<kCentered>(a);
     auto* parts = static_cast<float*>(kept_memory(stream, blocks * width * sizeof(float)));
     launch(gradients_kernel<T, L, kCentered>(a), static_cast<unsigned>(blocks), G::kBlock,
            G::kSharedBytes, stream, a, heads, parts);
-    add_parts({parts, blocks, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
+    add_parts({parts, blocks, width, {a.dweight, a.dbias, a.sums}, a.cols, a.accumulate}, stream);
   });
   if (!held) wide_norm_backward<T>(a, heads, kCentered, stream);
-  if (a.dz && a.rows > 0 && !(held && vectors)) {
-    dropout_add<T>(a.dz, a.dz_stride, a.dx, a.dx_stride, nullptr, 0, a.rows, a.cols, a.dropout,
+  if (!all.dz || (held && vectors)) return;
+  if (a.rows > 0) {
+    dropout_add<T>(all.dz, all.dz_stride, a.dx, a.dx_stride, nullptr, 0, a.rows, a.cols, a.dropout,
                    stream);
+  }
+  if (all.sums) {
+    column_sums<T>(all.sums, all.dz, all.dz_stride, a.rows, a.cols, a.accumulate, stream);
   }
 }
 

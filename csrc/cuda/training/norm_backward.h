@@ -46,6 +46,44 @@ struct NormGroups {
   static constexpr size_t kSharedBytes = sizeof(float) * kCount * kColumns;  // at most 48 KiB
 };
 
+// Sums of a third value per column are in shared memory, for which registers are not left: each
+// thread adds to its own, four elements at a time, which lie beside those of the next thread.
+template <class L>
+struct SharedSums {
+  using G = NormGroups<L>;
+  static constexpr int kQuads = L::kElements / 4;
+
+  __device__ __forceinline__ static float4* of_thread() {
+    extern __shared__ float4 shared_memory[];
+    return shared_memory + threadIdx.x / L::kThreads * kQuads * L::kThreads +
+           threadIdx.x % L::kThreads;
+  }
+  __device__ __forceinline__ static void clear() {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) of_thread()[q * L::kThreads] = {};
+  }
+  // v: the elements of pack i.
+  __device__ __forceinline__ static void add(int i, const float (&v)[L::kWidth]) {
+#pragma unroll
+    for (int j = 0; j < L::kWidth; j += 4) {
+      float4& sum = of_thread()[(i * L::kWidth + j) / 4 * L::kThreads];
+      const float4 old = sum;
+      sum = {old.x + v[j], old.y + v[j + 1], old.z + v[j + 2], old.w + v[j + 3]};
+    }
+  }
+  // Returns the sum of column c over the groups of the block.
+  __device__ __forceinline__ static float of_column(int c) {
+    extern __shared__ float4 shared_memory[];
+    const int pack = c / L::kWidth, thread = pack % L::kThreads;
+    const int quad = (pack / L::kThreads * L::kWidth + c % L::kWidth) / 4;
+    const float* first =
+        reinterpret_cast<const float*>(shared_memory + quad * L::kThreads + thread) + c % 4;
+    float sum = *first;
+    for (int g = 1; g < G::kCount; ++g) sum += first[g * G::kColumns];
+    return sum;
+  }
+};
+
 // Sums over the threads of a group. `slot` alternates from one reduction to the next: slower warps
 // may still read the partial results of the previous one.
 template <class L, int kValues>

@@ -127,7 +127,7 @@ void wide_norm_backward(const NormBackwardArguments& a, int heads, bool centered
            kWideColumns, 0, stream, a, heads, centered, rows, slab, parts);
     launch(wide_inputs<T>, each_row, kWideBlock, 0, stream, a, heads, rows);
   }
-  add_parts({parts, slabs, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
+  add_parts({parts, slabs, width, {a.dweight, a.dbias}, a.cols, a.accumulate}, stream);
 }
 
 #define INSTANTIATE(T) \
