@@ -9,7 +9,7 @@ import torch
 
 from fusewire.kernels import SequenceBatch
 from fusewire.models.buckets import power_of_two
-from fusewire.train.packed import Packed
+from fusewire.train.packed import Packed, Rows
 from fusewire.train.sent_tensors import Kind
 from fusewire.train.torch_tensors import view
 
@@ -31,14 +31,22 @@ class PackedBucket(Packed):
     """
 
     def __init__(
-        self, rows: int, length: int, tokens: int, tensors: Mapping[str, torch.Tensor]
+        self,
+        rows: int,
+        length: int,
+        tokens: int,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        predicts: bool = False,
     ) -> None:
-        """`tensors`: the tensors of `kinds` that steps read."""
+        """`tensors`: the tensors of `kinds` that steps read. `predicts`: whether all labels of the
+        batches are predicted by tokens."""
         self.shape = rows, length
         self.rows_begin = True
         self._tokens, self._longest = tokens, 0
         self._index = tensors["index"]
         self._places = tensors["places"]
+        self._predicts = predicts and tokens < rows * length
         self._offsets = tensors["offsets"]
         longest = max(length, tokens // _STEPS + 1)
         self.batch = SequenceBatch.bucket(view(self._offsets), tokens, longest)
@@ -60,6 +68,10 @@ class PackedBucket(Packed):
     @property
     def longest(self) -> int:
         return self._longest
+
+    @property
+    def predicting(self) -> Rows | None:
+        return Rows(self._index, self._places) if self._predicts else None
 
     def write(
         self, there: torch.Tensor, lengths: torch.Tensor, to: Mapping[str, torch.Tensor]

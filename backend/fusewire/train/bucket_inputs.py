@@ -11,24 +11,25 @@ import torch
 from fusewire.errors import InvalidInput
 from fusewire.train.arguments import refuse_flattened
 from fusewire.train.bucket import PackedBucket, bucket_of
-from fusewire.train.packed import tokens_of
+from fusewire.train.packed import SOURCE, TARGET, tokens_of
 from fusewire.train.sent_tensors import Kind, SentTensors
-from fusewire.train.targets import NO_LABEL, target_mask
+from fusewire.train.targets import NO_LABEL, predicts, target_mask
 from fusewire.train.torch_tensors import staged
 
 Batch = Mapping[str, torch.Tensor]
-SOURCE, TARGET = "", "decoder_"  # prefixes of a model's argument names
 PIXELS = "pixel_values"
 _ANSWER = "start_positions"  # question answering: each place of a row is a class
 
 
 class Side(NamedTuple):
     """One kind of rows of a padded batch, on the CPU: which places [rows, length] are tokens, the
-    length of each row, and whether the loss counts its places, so that none may be added."""
+    length of each row, whether the loss counts its places, so that none may be added, and whether
+    all labels are predicted by its tokens."""
 
     there: torch.Tensor
     lengths: torch.Tensor
     counted: bool = False
+    predicts: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -82,9 +83,11 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
             f"{list(ids.shape)} as input_ids",
             "expand them to every row",
         )
-    sides = {SOURCE: _side(ids, mask, SOURCE)._replace(counted=_ANSWER in batch)}
+    labels = batch.get("labels")
+    source = _side(ids, mask, SOURCE, labels=None if pairs else labels)
+    sides = {SOURCE: source._replace(counted=_ANSWER in batch)}
     if pairs:
-        labels, targets = batch.get("labels"), batch.get("decoder_input_ids")
+        targets = batch.get("decoder_input_ids")
         given = labels if targets is None else targets
         if given is None or given.ndim != 2 or given.shape[0] != ids.shape[0]:
             raise InvalidInput(
@@ -95,15 +98,18 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
             )
         of_labels = target_mask(labels, targets)
         mask = batch.get("decoder_attention_mask")
-        sides[TARGET] = _side(given, of_labels if mask is None else mask, TARGET)
+        sides[TARGET] = _side(given, of_labels if mask is None else mask, TARGET, labels=labels)
     return sides
 
 
-def _side(ids: torch.Tensor, mask: torch.Tensor | None, side: str) -> Side:
+def _side(
+    ids: torch.Tensor, mask: torch.Tensor | None, side: str, *, labels: torch.Tensor | None
+) -> Side:
     rows, length = ids.shape
     if mask is None:
         mask = torch.ones(rows, length, dtype=torch.int64)
-    return Side(*tokens_of(mask, (rows, length), side))
+    there, lengths = tokens_of(mask, (rows, length), side)
+    return Side(there, lengths, predicts=predicts(there, labels))
 
 
 def key_of(batch: Batch, sides: Sides) -> Any:
@@ -114,7 +120,7 @@ def key_of(batch: Batch, sides: Sides) -> Any:
     )
     # Heads check this themselves, but not in a replay.
     pooled = not sides or bool(sides[SOURCE].there[:, 0].all())
-    return _buckets(sides), others, pooled
+    return _buckets(sides), tuple(side.predicts for side in sides.values()), others, pooled
 
 
 def _buckets(sides: Sides) -> tuple[tuple[int, int, int], ...]:
@@ -140,7 +146,8 @@ class BucketInputs:
         self._sent = SentTensors(kinds, device)
         there = self._sent.tensors
         self.packed = {
-            side: PackedBucket(*bucket, _of_side(side, there)) for side, bucket in buckets.items()
+            side: PackedBucket(*bucket, _of_side(side, there), predicts=sides[side].predicts)
+            for side, bucket in buckets.items()
         }
         self.batch = {
             name: torch.empty_like(batch[name], device=device) if of_side is None else there[name]
@@ -149,10 +156,14 @@ class BucketInputs:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Numbers of tokens of each side, and of elements of each tensor, by name: what the memory
-        of a step depends on."""
-        tokens = {f"{side}tokens": packed.tokens for side, packed in self.packed.items()}
-        return tokens | {name: tensor.numel() for name, tensor in self.batch.items()}
+        """Numbers of tokens of each side, of rows that a criterion computes, and of elements of
+        each tensor, by name: what the memory of a step depends on."""
+        sizes = {f"{side}tokens": packed.tokens for side, packed in self.packed.items()}
+        for side, packed in self.packed.items():
+            rows, length = packed.shape
+            some = packed.predicting is not None
+            sizes[f"{side}predicting"] = packed.tokens if some else rows * length
+        return sizes | {name: tensor.numel() for name, tensor in self.batch.items()}
 
     def write(self, batch: Batch, sides: Sides) -> None:
         with self._sent.written() as here:
