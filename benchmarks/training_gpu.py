@@ -4,13 +4,15 @@
 Steps under bf16 autocast, with dropout 0.1: forward, loss, backward, clipping to a norm of 1 and
 AdamW (torch's is the fused one), of batches in host memory, ragged and padded to their longest
 text. "fusewire, Step" computes the loss of a language model without its logits (`CrossEntropy`),
-"fusewire" as transformers does. Rivals are transformers' models without torch.compile (their
-attention is torch's SDPA), and with it, in its default mode and as "reduce-overhead", which
-captures CUDA graphs. Compiled models get texts padded to the longest of all batches, as users do to
-have one shape; for a translator's batches, which differ in rows too, shapes are dynamic. Systems
-run all batches in turns after warm-ups with each; compared are medians of milliseconds, by the
-host's clock, until the device is done. A system whose step does not fit into the GPU's memory with
-the others is left out.
+"fusewire" as transformers does. Rivals are transformers' models without torch.compile, and with it,
+in its default mode and as "reduce-overhead", which captures CUDA graphs. Their attention is torch's
+SDPA, by cuDNN where it can. Compiled models get texts padded to the longest of all batches, as
+users do to have one shape. A translator's batches differ in rows too, and compiling for dynamic
+shapes does not end in minutes: there they get the first batch again and again, which is their best
+case, as one shape needs no further padding and one graph. Every batch has as many target tokens.
+Systems run all batches in turns after warm-ups with each; compared are medians of milliseconds, by
+the host's clock, until the device is done. A system whose step does not fit into the GPU's memory
+with the others is left out.
 
 Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -49,7 +52,8 @@ CASES = {
 }
 OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
 COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
-SYSTEMS = (STEP, OURS, EAGER, COMPILED, GRAPHS)
+THROUGH_COMPILER = (COMPILED, GRAPHS)
+SYSTEMS = (STEP, OURS, EAGER, *THROUGH_COMPILER)
 # Limits of a case, as CUDA graphs have their own memory for every batch with other sizes.
 MOST_BATCHES, MOST_TOKENS = 8, 40_000
 WARM_UPS = 3  # rounds over all batches that are not timed
@@ -90,15 +94,16 @@ def stepping(
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     call = model
-    if system in (COMPILED, GRAPHS):
+    if system in THROUGH_COMPILER:
         mode = "reduce-overhead" if system == GRAPHS else None
-        call = torch.compile(model, dynamic=SHAPES[shape]["kind"] == "marian", mode=mode)
+        call = torch.compile(model, dynamic=False, mode=mode)
     if group is not None:
         call = DistributedDataParallel(model, process_group=group)
 
     def step(batch: Batch) -> Any:
         there = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-        with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"):
+        # What is compiled keeps the attention that is preferred when it is first called.
+        with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"), _attention():
             loss = call(**there).loss
         loss.backward()
         if system != OURS:
@@ -108,6 +113,21 @@ def stepping(
         return loss.detach()
 
     return model, step
+
+
+def _attention() -> AbstractContextManager[None]:
+    """While the context is open, SDPA is cuDNN's where that can compute it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(
+        [
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.MATH,
+        ],
+        set_priority=True,
+    )
 
 
 def round_ms(step: Callable[[Batch], Any], batches: Sequence[Batch], device: str = "cuda") -> float:
@@ -151,6 +171,14 @@ def of_one_shape(batches: Sequence[Batch]) -> list[Batch]:
         return pad(value, (0, longest - value.shape[1])).pin_memory() if value.ndim == 2 else value
 
     return [{name: padded(value) for name, value in batch.items()} for batch in batches]
+
+
+def for_compiled(shape: str, batches: Sequence[Batch]) -> list[Batch]:
+    """Returns as many batches, of one shape."""
+    kind = SHAPES[shape]["kind"]
+    if kind == "marian":
+        return [batches[0]] * len(batches)
+    return of_one_shape(batches) if kind == "bert" else list(batches)
 
 
 def few(shape: str, seed: int, device: str = "cuda") -> Batch:
@@ -198,15 +226,14 @@ def run(
         gc.collect()  # frees the models of the previous case, whose steps hold memory
         torch.cuda.empty_cache()
         contenders |= {system: stepping(system, shape) for system in systems}
-        kind, through_compiler = SHAPES[shape]["kind"], (COMPILED, GRAPHS)
         # Compiled models would be compiled once more.
-        checked = {s: each for s, each in contenders.items() if s not in through_compiler}
+        checked = {s: each for s, each in contenders.items() if s not in THROUGH_COMPILER}
         check(checked, few(shape, seed=time.time_ns() % 2**32))
         for count in texts or CASES.get(shape, (8,)):
             batches = made(shape, count)
-            alike = of_one_shape(batches) if kind == "bert" else batches
+            alike = for_compiled(shape, batches)
             turns = {
-                s: partial(round_ms, step, alike if s in through_compiler else batches)
+                s: partial(round_ms, step, alike if s in THROUGH_COMPILER else batches)
                 for s, (_, step) in contenders.items()
             }
             for system in list(turns):

@@ -12,7 +12,8 @@ is the peak of live memory beyond parameters and gradients:
   backward, compared with the liveness bound, below which no placement of the same tensors can be.
 - transformers: torch's peak, as its profiler counts it, without and with gradient checkpointing.
 
-Writes bench-results/training_memory.jsonl, one JSON object per row.
+Writes bench-results/training_memory.jsonl, one JSON object per row. `--device cuda` measures steps
+on a GPU (`benchmarks/training_gpu_memory.py`).
 """
 
 from __future__ import annotations
@@ -84,13 +85,21 @@ def measured(system: str, shape: str, texts: int, threads: int) -> dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(CASES))
+    parser.add_argument(
+        "--models", nargs="+", choices=list(SHAPES), help="by default those of docs"
+    )
     parser.add_argument("--texts", type=int, help="of a batch, by default those of docs")
     parser.add_argument("--out", type=Path, default=records.RESULTS)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
+    if options.device == "cuda":
+        from benchmarks import training_gpu_memory
+
+        training_gpu_memory.run(options.models, options.texts, options.out)
+        return
     rows = []
-    for shape in options.models:
-        texts = options.texts or CASES[shape]
+    for shape in options.models or CASES:
+        texts = options.texts or CASES.get(shape, 8)
         facts = {
             "benchmark": MEMORY,
             "model": shape,

@@ -8,7 +8,7 @@ from benchmarks.records import Row, Rows
 from tests.tolerance import PEAK_OVER_BOUND
 
 BENCHMARK, MEMORY, OURS = "training", "training_memory", "fusewire"
-GPU, DDP = "training_gpu", "training_ddp"
+GPU, GPU_MEMORY, DDP = "training_gpu", "training_gpu_memory", "training_ddp"
 # Of the tokens/s of one process, times their number.
 EFFICIENCY = {2: 0.95, 4: 0.92}
 
@@ -71,6 +71,20 @@ def gpu_table(rows: Rows) -> str:
         "A step of training, median ms (times `Step`'s), and tokens/s of the first system (an "
         "image counts as one):"
     )
+    return "\n".join([head, "", *lines])
+
+
+def gpu_memory_table(rows: Rows) -> str:
+    """Returns a table with a line per case: the memory of each system."""
+    systems = systems_of(rows)
+
+    def cells(of_case: dict[str, Row]) -> list[str]:
+        found = [of_case.get(system) for system in systems]
+        sizes = [f"{row['peak_gib']:.2f}" if row else "" for row in found]
+        return [_tokens(next(iter(of_case.values()))), *sizes]
+
+    lines = case_table(["tokens, padded", *systems], rows, cells)
+    head = "Memory that a step of training holds on a GPU, parameters and moments too, GiB:"
     return "\n".join([head, "", *lines])
 
 

@@ -297,6 +297,9 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     seq2seq_poisson_report.BENCHMARK: lambda rows: seq2seq_poisson_report.tables(rows, _where),
     turbo_report.BENCHMARK: lambda rows: f"{turbo_report.table(rows)}\n\n{_where(rows)}",
     training_report.GPU: lambda rows: f"{training_report.gpu_table(rows)}\n\n{_where(rows)}",
+    training_report.GPU_MEMORY: lambda rows: (
+        f"{training_report.gpu_memory_table(rows)}\n\n{_where(rows)}"
+    ),
     training_report.DDP: lambda rows: f"{training_report.ddp_table(rows)}\n\n{_where(rows)}",
 }
 

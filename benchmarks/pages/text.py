@@ -202,13 +202,25 @@ SECTIONS = (
     Section(
         "Training",
         "Steps of fine-tuning, beside transformers' own layers on torch, eager and compiled, "
-        "which pad a batch to its longest text. [Training](training.md) says how. LightSeq2's "
+        "which pad a batch to its longest text. On a GPU compiled ones get batches of one "
+        "shape: texts padded to the longest of all, and of a translator's batches one again and "
+        "again. "
+        "[Training](training.md) says how. LightSeq2's "
         "authors publish, in fp16 on an A100, 1.99, 1.47 and 1.44 times PyTorch for a Transformer "
         "with 512, 4096 and 15000 tokens a batch, and 2.12, 1.59, 1.74 and 1.68 for BERT with 8, "
         "32, 128 and 256 texts.",
         (("cpu", "training"), ("gpu", "training_gpu"), ("gpu", "training_ddp")),
     ),
-    Section("Memory", "", (("gpu", "memory"), ("cpu", "memory"), ("cpu", "training_memory"))),
+    Section(
+        "Memory",
+        "",
+        (
+            ("gpu", "memory"),
+            ("gpu", "training_gpu_memory"),
+            ("cpu", "memory"),
+            ("cpu", "training_memory"),
+        ),
+    ),
     Section(
         "Single kernels",
         "",
@@ -253,7 +265,7 @@ encoder` runs one of them. With a GPU:
 | texts to translate that arrive at random | `python -m benchmarks.seq2seq_poisson`, \
 `--device cuda --texts 128` |
 | batches of requests of many lengths | `python -m benchmarks.turbo`, `--device cuda` |
-| memory of a training step | `python -m benchmarks.training_memory` |
+| memory of a training step | `python -m benchmarks.training_memory`, `--device cuda` |
 | faults; memory over 200,000 requests | `python -m tests.chaos`, `python -m tests.chaos.soak` |
 
 Overload needs cores for the server and others for its clients: `python -m benchmarks.overload \

@@ -13,10 +13,13 @@ import pytest
 from fusewire import kernels
 
 from benchmarks import goals, records, tables, training_ddp, training_gpu, training_report
+from benchmarks.gpu import tables as gpu_tables
+from benchmarks.memory import alone
 from benchmarks.training import System, check
+from benchmarks.training_gpu_memory import GIB, peak_gib
 from benchmarks.training_memory import SYSTEMS, measured
-from benchmarks.training_report import DDP, MEMORY
-from benchmarks.training_rivals import batch_of, token_mask
+from benchmarks.training_report import DDP, GPU_MEMORY, MEMORY
+from benchmarks.training_rivals import batch_of, make, token_mask
 
 TINY = "BERT, tiny"
 
@@ -70,6 +73,43 @@ def test_steps_for_a_gpu_have_the_losses_of_transformers(shape: str) -> None:
     batch = training_gpu.few(shape, 0, "cpu")
     training_gpu.check(contenders, batch)
     assert all(training_gpu.round_ms(step, [batch], "cpu") > 0 for _, step in contenders.values())
+
+
+def test_a_compiled_translator_gets_one_batch_again_and_again() -> None:
+    shape = "Transformer, tiny"
+    batches = training_gpu.made(shape, 100, 1, "cpu")
+    assert len({batch["labels"].shape for batch in batches}) > 1
+    alike = training_gpu.for_compiled(shape, batches)
+    assert len(alike) == len(batches)
+    assert all(batch is batches[0] for batch in alike)
+
+
+@pytest.mark.sweep
+def test_a_compiled_translator_has_the_losses_of_transformers() -> None:
+    shape, batch = "Transformer, tiny", training_gpu.few("Transformer, tiny", 0, "cpu")
+    systems = (training_gpu.EAGER, training_gpu.COMPILED)
+    training_gpu.check({each: training_gpu.stepping(each, shape, "cpu") for each in systems}, batch)
+
+
+def test_memory_on_a_gpu_is_a_table_with_a_line_per_case() -> None:
+    facts = {"benchmark": GPU_MEMORY, "model": TINY, "case": "9 texts", "tokens": 90}
+    facts |= {"padded_tokens": 200, "time": "2026-11-23T00:00:00Z", "gpu": "a GPU", "versions": {}}
+    rows = [
+        {**facts, "system": "fusewire, Step", "peak_gib": 1.25},
+        {**facts, "system": "transformers", "peak_gib": 2.5},
+        {**facts, "case": "18 texts", "system": "fusewire, Step", "peak_gib": 2.0},
+    ]
+    table = gpu_tables.TABLES[GPU_MEMORY](rows)
+    assert f"| {TINY}, 9 texts | 90, 200 | 1.25 | 2.50 |" in table
+    assert f"| {TINY}, 18 texts | 90, 200 | 2.00 |  |" in table
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("system", [training_gpu.STEP, training_gpu.EAGER])
+def test_memory_on_a_gpu_has_parameters_gradients_and_moments_in_it(system: str) -> None:
+    found = alone(peak_gib, system, "BERT-base", 8)
+    parameters = sum(p.numel() for p in make("BERT-base").parameters())
+    assert 16 * parameters / GIB < found < 32 * parameters / GIB
 
 
 def test_batches_of_a_translator_are_by_target_tokens() -> None:

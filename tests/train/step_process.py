@@ -29,7 +29,9 @@ def main(folder: Path, device: str, name: str) -> None:
     settings: dict[str, Any] = {"lr": 1e-3, "eps": 1e-4, "max_grad_norm": 1.0}
     optimizer = train.Adam(model.parameters(), process_group=distributed.group.WORLD, **settings)
     other = train.Adam(twin.parameters(), **settings)
-    step = train.Step(model, optimizer)
+    headed = name == "GPT2LMHeadModel"
+    criterion = train.CrossEntropy().of_model if headed else None
+    step = train.Step(model, optimizer, loss=criterion)
     more = train.Adam(
         [*model.parameters(), torch.nn.Parameter(torch.zeros(3, device=own_device))],
         process_group=distributed.group.WORLD,

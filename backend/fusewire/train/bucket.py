@@ -10,7 +10,7 @@ import torch
 
 from fusewire.kernels import SequenceBatch
 from fusewire.models.buckets import power_of_two
-from fusewire.train.packed import Packed
+from fusewire.train.packed import Packed, Rows
 from fusewire.train.sent_tensors import Kind
 from fusewire.train.torch_tensors import view
 
@@ -20,12 +20,14 @@ _STEPS, _PLACES = 16, 32
 
 class Bucket(NamedTuple):
     """The sizes that a batch is computed with: its own, rounded up. `missing`: the number of
-    sequences that its missing tokens form."""
+    sequences that its missing tokens form. `predicts`: whether all labels are predicted by tokens.
+    """
 
     rows: int
     places: int
     tokens: int
     missing: int
+    predicts: bool
 
 
 def places_of(length: int) -> int:
@@ -58,6 +60,7 @@ class PackedBucket(Packed):
         self._tokens, self._missing, self._longest = bucket.tokens, bucket.missing, 0
         self._index = tensors["index"]
         self._places = tensors["places"]
+        self._predicts = bucket.predicts and bucket.tokens < bucket.rows * bucket.places
         self._offsets = tensors["offsets"]
         most_missing = step_of(bucket.tokens) + bucket.missing
         longest = max(bucket.places, -(-most_missing // bucket.missing))
@@ -80,6 +83,10 @@ class PackedBucket(Packed):
     @property
     def longest(self) -> int:
         return self._longest
+
+    @property
+    def predicting(self) -> Rows | None:
+        return Rows(self._index, self._places) if self._predicts else None
 
     def write(
         self, there: torch.Tensor, lengths: torch.Tensor, to: Mapping[str, torch.Tensor]

@@ -11,24 +11,25 @@ import torch
 from fusewire.errors import InvalidInput
 from fusewire.train.arguments import refuse_flattened
 from fusewire.train.bucket import Bucket, PackedBucket, missing_of, places_of, step_of
-from fusewire.train.packed import tokens_of
+from fusewire.train.packed import SOURCE, TARGET, tokens_of
 from fusewire.train.sent_tensors import Kind, SentTensors
-from fusewire.train.targets import NO_LABEL, target_mask
+from fusewire.train.targets import NO_LABEL, predicts, target_mask
 from fusewire.train.torch_tensors import staged
 
 Batch = Mapping[str, torch.Tensor]
-SOURCE, TARGET = "", "decoder_"  # prefixes of a model's argument names
 PIXELS = "pixel_values"
 _ANSWER = "start_positions"  # question answering: each place of a row is a class
 
 
 class Side(NamedTuple):
     """One kind of rows of a padded batch, on the CPU: which places [rows, length] are tokens, the
-    length of each row, and whether the loss counts its places, so that none may be added."""
+    length of each row, whether the loss counts its places, so that none may be added, and whether
+    all labels are predicted by its tokens."""
 
     there: torch.Tensor
     lengths: torch.Tensor
     counted: bool = False
+    predicts: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -46,7 +47,8 @@ class Side(NamedTuple):
         """`spare`: the least number of missing tokens."""
         tokens = int(self.lengths.sum()) + spare
         step = step_of(tokens)
-        return Bucket(self.shape[0], self.places, -(-tokens // step) * step, missing)
+        tokens = -(-tokens // step) * step
+        return Bucket(self.shape[0], self.places, tokens, missing, self.predicts)
 
 
 Sides = dict[str, Side]  # by the prefix of argument names
@@ -91,9 +93,11 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
             f"{list(ids.shape)} as input_ids",
             "expand them to every row",
         )
-    sides = {SOURCE: _side(ids, mask, SOURCE)._replace(counted=_ANSWER in batch)}
+    labels = batch.get("labels")
+    source = _side(ids, mask, SOURCE, labels=None if pairs else labels)
+    sides = {SOURCE: source._replace(counted=_ANSWER in batch)}
     if pairs:
-        labels, targets = batch.get("labels"), batch.get("decoder_input_ids")
+        targets = batch.get("decoder_input_ids")
         given = labels if targets is None else targets
         if given is None or given.ndim != 2 or given.shape[0] != ids.shape[0]:
             raise InvalidInput(
@@ -104,15 +108,18 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
             )
         of_labels = target_mask(labels, targets)
         mask = batch.get("decoder_attention_mask")
-        sides[TARGET] = _side(given, of_labels if mask is None else mask, TARGET)
+        sides[TARGET] = _side(given, of_labels if mask is None else mask, TARGET, labels=labels)
     return sides
 
 
-def _side(ids: torch.Tensor, mask: torch.Tensor | None, side: str) -> Side:
+def _side(
+    ids: torch.Tensor, mask: torch.Tensor | None, side: str, *, labels: torch.Tensor | None
+) -> Side:
     rows, length = ids.shape
     if mask is None:
         mask = torch.ones(rows, length, dtype=torch.int64)
-    return Side(*tokens_of(mask, (rows, length), side))
+    there, lengths = tokens_of(mask, (rows, length), side)
+    return Side(there, lengths, predicts=predicts(there, labels))
 
 
 def key_of(batch: Batch, sides: Sides) -> Any:
@@ -160,10 +167,14 @@ class BucketInputs:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Numbers of tokens of each side, and of elements of each tensor, by name: what the memory
-        of a step depends on."""
-        tokens = {f"{side}tokens": packed.tokens for side, packed in self.packed.items()}
-        return tokens | {name: tensor.numel() for name, tensor in self.batch.items()}
+        """Numbers of tokens of each side, of rows that a criterion computes, and of elements of
+        each tensor, by name: what the memory of a step depends on."""
+        sizes = {f"{side}tokens": packed.tokens for side, packed in self.packed.items()}
+        for side, packed in self.packed.items():
+            rows, length = packed.shape
+            some = packed.predicting is not None
+            sizes[f"{side}predicting"] = packed.tokens if some else rows * length
+        return sizes | {name: tensor.numel() for name, tensor in self.batch.items()}
 
     def write(self, batch: Batch, sides: Sides) -> None:
         with self._sent.written() as here:

@@ -12,13 +12,14 @@ from fusewire.errors import FusewireError
 from fusewire.train.arguments import refuse_create_graph
 from fusewire.train.gradients import add_gradient
 from fusewire.train.head_weight import HeadWeight
+from fusewire.train.packed import Rows
 from fusewire.train.torch_tensors import stream_of, view
 
 
 class Labelled(NamedTuple):
-    """The rows that have a label."""
+    """The rows that are computed: all that have a label, and maybe others."""
 
-    rows: Tensor | None  # int64, indices of rows of `hidden`; None: all of them
+    rows: Rows | None  # among those of `hidden`; None: all of them
     labels: Tensor  # int64, of these rows
     scale: Tensor  # fp64 [], the factor of the sum of their losses
 
@@ -49,7 +50,7 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         rows, labels, scale = labelled
         wanted = [criterion.gradients and need for need in ctx.needs_input_grad[:3]]
-        x = hidden.contiguous() if rows is None else hidden.index_select(0, rows)
+        x = hidden.contiguous() if rows is None else hidden.index_select(0, rows.index)
         # Written by the first chunk, where there is one.
         new = torch.empty if len(labels) else torch.zeros
         classes, width = weight.shape[0], head.width
@@ -84,7 +85,10 @@ class ChunkedLoss(torch.autograd.Function):
             if db is not None:
                 kernels.column_sums(view(db), z, begin > 0, stream)
         if dx is not None and rows is not None:
-            dx = torch.zeros_like(hidden).index_copy_(0, rows, dx)
+            some, count = dx, len(hidden)
+            dx = some.new_zeros(count + 1, hidden.shape[1]).index_copy_(0, rows.places, some)[
+                :count
+            ]
         dw, db = (each if each is None else each[:classes] for each in (dw, db))
         ctx.gradients, ctx.weight = (dx, dw, db), weight
         ctx.scale = None if in_kernel else scale.float()

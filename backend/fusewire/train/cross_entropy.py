@@ -20,7 +20,7 @@ from fusewire.kernels import cuda_built
 from fusewire.train.chunked_loss import ChunkedLoss, Criterion, Labelled
 from fusewire.train.head_weight import HeadWeight
 from fusewire.train.headed import head_inputs
-from fusewire.train.packed import in_step
+from fusewire.train.packed import Rows, in_step, only, predicting
 from fusewire.train.torch_tensors import computed_in
 
 # Size of a chunk's logits. Each chunk reads and writes the weight's gradient once, which takes as
@@ -82,19 +82,28 @@ class CrossEntropy(nn.Module):
 
         Labels on a GPU are synchronised once, to count and check them; those on the CPU are not. A
         `num_items_in_batch` on a GPU is not checked: 0 gives a loss and gradients that are not
-        finite, with which `Adam` skips the step and counts it. In a `Step` on a GPU nothing is
-        synchronised: rows without a label are computed too, and a label that is not a class makes
-        loss and gradients NaN.
+        finite, with which `Adam` skips the step and counts it.
+
+        In a `Step` on a GPU nothing is synchronised: rows without a label are computed too, and a
+        label that is not a class makes loss and gradients NaN. For labels [batch, length] of the
+        places of the batch's `labels`, those rows are its tokens. They are all places, padding too,
+        where one of the batch's labels is at padding or right behind it (as that of the first token
+        after padding on the left), where sources have the same shape (except in `of_model`), and
+        for flattened labels. If you make the labels in the loss, one at padding makes it NaN.
         """
         dtype = computed_in(hidden.device)
         _check(hidden, weight, labels, bias, dtype)
-        if labels.device.type != "cpu" and in_step():
-            labelled = _all_rows(labels, self.ignore_index, num_items_in_batch)
+        if _may_not_wait(labels):
+            labelled = _uncounted(
+                labels, predicting(labels.shape), self.ignore_index, num_items_in_batch
+            )
         else:
             rows, count = self._labelled_rows(labels, weight.shape[0])
             of_rows = labels.reshape(-1) if rows is None else labels.reshape(-1)[rows]
+            if rows is not None:
+                there = rows.to(hidden.device, non_blocking=True)
             labelled = Labelled(
-                None if rows is None else rows.to(hidden.device, non_blocking=True),
+                None if rows is None else Rows(there, there),
                 of_rows.to(hidden.device, non_blocking=True).contiguous(),
                 _reciprocal(count, num_items_in_batch, hidden.device),
             )
@@ -119,8 +128,9 @@ class CrossEntropy(nn.Module):
         the settings of this criterion. Pass it to `Step` as `loss`. `batch` has `labels`; those of
         causal models are shifted here. Raises Unsupported for a model whose logits are more than a
         projection of its hidden states, InvalidInput for a batch without labels."""
-        hidden, weight, labels, bias = head_inputs(model, batch, self.ignore_index)
-        loss: Tensor = self(hidden, weight, labels, bias)
+        hidden, weight, labels, bias, side = head_inputs(model, batch, self.ignore_index)
+        with only(side):
+            loss: Tensor = self(hidden, weight, labels, bias)
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,14 +181,27 @@ def cross_entropy(
     return loss
 
 
-def _all_rows(labels: Tensor, ignore_index: int, items: int | Tensor | None) -> Labelled:
-    """All rows, for labels on a GPU without a synchronisation."""
+def _may_not_wait(labels: Tensor) -> bool:
+    return labels.device.type != "cpu" and in_step()
+
+
+def _uncounted(
+    labels: Tensor, rows: Rows | None, ignore_index: int, items: int | Tensor | None
+) -> Labelled:
+    """These rows, or all of them, however many have a label: without a synchronisation."""
     flat = labels.reshape(-1).contiguous()
+    given = (flat != ignore_index).sum()
     if items is None:
-        count = (flat != ignore_index).sum().clamp(min=1)
+        count = given.clamp(min=1)
     else:
         count = torch.as_tensor(items, device=flat.device).reshape(())
-    return Labelled(None, flat, count.double().reciprocal())
+    scale = count.double().reciprocal()
+    if rows is None:
+        return Labelled(None, flat, scale)
+    some = nn.functional.pad(flat, (0, 1), value=ignore_index).index_select(0, rows.places)
+    # Never the loss of fewer labels than there are.
+    scale = torch.where((some != ignore_index).sum() == given, scale, torch.nan)
+    return Labelled(rows, some, scale)
 
 
 def _reciprocal(count: int, items: int | Tensor | None, device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fusewire.errors import InvalidInput, Unsupported
+from fusewire.train.packed import SOURCE, TARGET
 from fusewire.train.targets import NO_LABEL, target_mask
 
 # Classes whose logits are a projection of the base model's hidden states and nothing else.
@@ -33,12 +34,14 @@ _PAIRS = {
 
 class HeadInputs(NamedTuple):
     """Hidden states [batch, length, features], the head's weight [classes, features], the labels
-    [batch, length] of the places that predict them, and the head's bias [classes]."""
+    [batch, length] of the places that predict them, the head's bias [classes], and the side that
+    they are of."""
 
     hidden: Tensor
     weight: Tensor
     labels: Tensor
     bias: Tensor | None
+    side: str
 
 
 def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int) -> HeadInputs:
@@ -58,7 +61,8 @@ def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int
         got = "none" if labels is None else f"shape {list(labels.shape)}"
         raise InvalidInput("labels", got, "[batch, length]", "add the tokens to be predicted")
     found: Any = model
-    if names & _PAIRS:
+    side = TARGET if names & _PAIRS else SOURCE
+    if side == TARGET:
         targets = inputs.get("decoder_input_ids")
         if targets is None and inputs.get("decoder_inputs_embeds") is None:
             inputs["decoder_input_ids"] = _starts(found, labels)
@@ -69,7 +73,8 @@ def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int
     head = found.get_output_embeddings()
     bias = head.bias if head.bias is not None else getattr(model, "final_logits_bias", None)
     hidden = found.base_model(**inputs).last_hidden_state
-    return HeadInputs(hidden, head.weight, labels, None if bias is None else bias.reshape(-1))
+    bias = None if bias is None else bias.reshape(-1)
+    return HeadInputs(hidden, head.weight, labels, bias, side)
 
 
 def _starts(model: Any, labels: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +17,18 @@ from fusewire.train.torch_tensors import capturing, staged, stream_of, view
 # Keywords of DataCollatorWithFlattening other than input_ids, labels and position_ids.
 FLATTENING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
+SOURCE, TARGET = "", "decoder_"  # sides: prefixes of a model's argument names
 
 _CPU = torch.device("cpu")
 _PREPARED: ContextVar[Mapping[str, Packed]] = ContextVar("prepared", default=MappingProxyType({}))
+
+
+class Rows(NamedTuple):
+    """Some rows of a matrix, which are computed alone: int64, where each is read, and where it is
+    written: behind the last row of the matrix for a row that only repeats another."""
+
+    index: torch.Tensor
+    places: torch.Tensor
 
 
 class Packed:
@@ -27,9 +36,8 @@ class Packed:
 
     `mask` [rows, length]: 1 or True for tokens, 0 for padding, on any side; None: all are tokens.
     `cu_seqlens` int32 [sequences + 1]: for rows that hold several concatenated sequences, where
-    `mask` is None. `device`: where the tokens are. `side`: the prefix of the model's argument
-    names, "decoder_" for targets. Raises InvalidInput for a mask that does not fit, or that has a
-    row without a token.
+    `mask` is None. `device`: where the tokens are. `side`: SOURCE or TARGET. Raises
+    InvalidInput for a mask that does not fit, or that has a row without a token.
     """
 
     def __init__(
@@ -79,6 +87,12 @@ class Packed:
     def longest(self) -> int:
         """The length of the longest sequence, in tokens."""
         return self.batch.max_seqlen
+
+    @property
+    def predicting(self) -> Rows | None:
+        """The tokens among the places of all rows, where it is known that all labels of the batch
+        are predicted by them, and they are fewer."""
+        return None
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """[rows, length, ...] -> [tokens, ...]; [1, length, ...] is broadcast to every row."""
@@ -137,6 +151,21 @@ def prepared(by_side: Mapping[str, Packed]) -> Iterator[None]:
         yield
     finally:
         _PREPARED.reset(before)
+
+
+@contextmanager
+def only(side: str) -> Iterator[None]:
+    """In the context labels are of this side, whatever shapes others have."""
+    known = _PREPARED.get()
+    with prepared({side: known[side]} if side in known else known):
+        yield
+
+
+def predicting(shape: torch.Size) -> Rows | None:
+    """In a `prepared` context, the rows that labels of this shape are predicted by. None: all, or
+    not known, as where both sides have that shape."""
+    sides = [tokens for tokens in _PREPARED.get().values() if tokens.shape == tuple(shape)]
+    return sides[0].predicting if len(sides) == 1 else None
 
 
 def in_step() -> bool:

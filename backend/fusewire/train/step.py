@@ -66,7 +66,8 @@ class Step:
     and betas may not. It skips and counts a step whose gradients are not finite, or all 0, as those
     of labels that are all -100 are. Dropout draws new numbers from torch's generators in every
     step. `loss(model, batch)` computes what is minimised, by default `model(**batch).loss`; it must
-    not synchronise. `CrossEntropy().of_model` is one that never holds the logits of a whole batch.
+    not synchronise. `CrossEntropy().of_model` is one that never holds the logits of a whole batch,
+    and computes none of padding.
     `dtype`: autocast's; float32 disables it. `scaler`: a torch.amp.GradScaler, for float16: its
     scale, which is updated as in torch, is on the device.
     After a step `.grad` is None, or zeros for parameters that `replace` did not see.

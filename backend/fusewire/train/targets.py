@@ -37,6 +37,22 @@ def target_mask(
     return mask.long()
 
 
+def predicts(there: torch.Tensor, labels: torch.Tensor | None) -> bool:
+    """Whether labels are given for the places [batch, length] of a side, and all of them, other
+    than -100, are predicted by tokens: those that are `there`, bool on the CPU.
+
+    A causal model predicts a label at the place before it: that of the first token behind padding
+    on the left is predicted at padding. Synchronises for labels on a GPU where there is padding.
+    """
+    if labels is None or labels.is_floating_point() or labels.shape != there.shape:
+        return False
+    if bool(there.all()):
+        return True
+    at_padding = ~there
+    at_padding[:, 1:] |= ~there[:, :-1]
+    return not bool((at_padding & (labels.cpu() != NO_LABEL)).any())
+
+
 def labels_of(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> int:
     """The number of labels that the loss of transformers is the mean of for this batch.
     Synchronises for labels on a GPU. Raises InvalidInput where there are none."""
