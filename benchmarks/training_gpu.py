@@ -59,6 +59,7 @@ MOST_BATCHES, MOST_TOKENS = 8, 40_000
 WARM_UPS = 3  # rounds over all batches that are not timed
 # Models whose loss our step computes without the logits of a whole batch.
 HEADED = ("GPT2LMHeadModel", "MarianMTModel")
+MOST_RECOMPILATIONS = 256
 SEGMENTS = 4  # of layers, whose gradients are sent while others are computed
 # Allowed difference of the first losses from transformers', in bf16 and without dropout.
 LOSS_TOLERANCE = 2e-2
@@ -95,6 +96,8 @@ def stepping(
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     call = model
     if system in THROUGH_COMPILER:
+        # Each layer of a translator is compiled for each shape; beyond the limit they run eagerly.
+        torch._dynamo.config.recompile_limit = MOST_RECOMPILATIONS
         mode = "reduce-overhead" if system == GRAPHS else None
         call = torch.compile(model, dynamic=False, mode=mode)
     if group is not None:
