@@ -17,8 +17,10 @@ from tests.train.tiny_models import CONFIGS, both, eager, ragged
 HEADED = [
     name
     for name in CONFIGS
-    if name.endswith(("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel"))
-    and not name.startswith(("Gemma", "T5", "MT5", "UMT5"))
+    if name.endswith(
+        ("MaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
+    )
+    and not name.startswith("Gemma")
 ]
 
 
@@ -56,7 +58,9 @@ def test_targets_may_be_given_beside_labels() -> None:
 
 
 @ON_EACH
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "MarianMTModel"])
+@pytest.mark.parametrize(
+    "name", ["GPT2LMHeadModel", "LlamaForCausalLM", "MarianMTModel", "RobertaForMaskedLM"]
+)
 def test_a_step_takes_it_as_its_loss(name: str, device: str) -> None:
     model, optimizer = prepare(name, device)
     twin = copy.deepcopy(model)
@@ -87,7 +91,15 @@ def test_a_label_that_is_no_class_skips_the_step() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "T5ForConditionalGeneration"])
+def test_a_model_has_its_logits_again_after_an_error() -> None:
+    model, batch = eager("BertForMaskedLM"), ragged("BertForMaskedLM")
+    wanted = model(**batch).logits
+    with pytest.raises(IndexError, match="out of range"):
+        train.CrossEntropy().of_model(model, {**batch, "input_ids": batch["input_ids"] + 61})
+    assert torch.equal(model(**batch).logits, wanted)
+
+
+@pytest.mark.parametrize("name", ["BertForPreTraining", "Gemma2ForCausalLM"])
 def test_other_heads_are_refused(name: str) -> None:
     with pytest.raises(Unsupported, match=f"{name}: .*call CrossEntropy with its hidden states"):
         train.CrossEntropy().of_model(eager(name), ragged(name))

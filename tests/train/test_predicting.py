@@ -22,7 +22,8 @@ from tests.train.test_step import ON_EACH, batches, by_hand, joined, prepare
 from tests.train.tiny_models import both, ragged
 
 MASKED, GPT, MARIAN = "BertForMaskedLM", "GPT2LMHeadModel", "MarianMTModel"
-HEADED = [GPT, "LlamaForCausalLM", MARIAN, "BartForConditionalGeneration"]
+T5 = "T5ForConditionalGeneration"
+HEADED = [GPT, "LlamaForCausalLM", MARIAN, "BartForConditionalGeneration", MASKED, T5]
 # Tokens of the buckets of `batches`; targets have a sequence of missing tokens too.
 TOKENS = {False: {29, 48, 18}, True: {30, 50, 19}}
 

@@ -127,7 +127,7 @@ class CrossEntropy(nn.Module):
         """The loss of a transformers model with a language-model head: `model(**batch).loss` with
         the settings of this criterion. Pass it to `Step` as `loss`. `batch` has `labels`; those of
         causal models are shifted here. Raises Unsupported for a model whose logits are more than a
-        projection of its hidden states, InvalidInput for a batch without labels."""
+        projection, such as capped, InvalidInput for a batch without labels."""
         hidden, weight, labels, bias, side = head_inputs(model, batch, self.ignore_index)
         with only(side):
             loss: Tensor = self(hidden, weight, labels, bias)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +33,18 @@ _PAIRS = {
 }
 
 
+# Classes that transform or scale hidden states before they project them.
+_MASKED = {
+    f"{name}ForMaskedLM"
+    for name in ("Bert", "Camembert", "DistilBert", "Electra", "Roberta", "XLMRoberta")
+}
+_SCALED = {f"{name}ForConditionalGeneration" for name in ("T5", "MT5", "UMT5")}
+
+
 class HeadInputs(NamedTuple):
-    """Hidden states [batch, length, features], the head's weight [classes, features], the labels
-    [batch, length] of the places that predict them, the head's bias [classes], and the side that
-    they are of."""
+    """The input [batch, length, features] of the head's projection, its weight [classes, features],
+    the labels [batch, length] of the places that predict them, its bias [classes], and the side
+    that they are of."""
 
     hidden: Tensor
     weight: Tensor
@@ -45,14 +54,15 @@ class HeadInputs(NamedTuple):
 
 
 def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int) -> HeadInputs:
-    """Runs the base model over a batch with `labels`. Raises Unsupported for a class whose logits
-    are computed otherwise, InvalidInput for a batch without labels."""
+    """Runs the model up to its projection over a batch with `labels`. Raises Unsupported for a
+    class whose logits are computed otherwise, InvalidInput for a batch without labels."""
     names = {base.__name__ for base in type(model).__mro__}
-    if not names & (_CAUSAL | _PAIRS):
+    supported = _CAUSAL | _PAIRS | _MASKED | _SCALED
+    if not names & supported:
         raise Unsupported(
             type(model).__name__,
             "it",
-            "a model with a language-model head alone: " + ", ".join(sorted(_CAUSAL | _PAIRS)),
+            "a model with a language-model head alone: " + ", ".join(sorted(supported)),
             "call CrossEntropy with its hidden states and its head",
         )
     inputs: dict[str, Any] = dict(batch)
@@ -61,20 +71,34 @@ def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int
         got = "none" if labels is None else f"shape {list(labels.shape)}"
         raise InvalidInput("labels", got, "[batch, length]", "add the tokens to be predicted")
     found: Any = model
-    side = TARGET if names & _PAIRS else SOURCE
+    side = TARGET if names & (_PAIRS | _SCALED) else SOURCE
     if side == TARGET:
         targets = inputs.get("decoder_input_ids")
         if targets is None and inputs.get("decoder_inputs_embeds") is None:
             inputs["decoder_input_ids"] = _starts(found, labels)
             if inputs.get("decoder_attention_mask") is None:
                 inputs["decoder_attention_mask"] = target_mask(labels, None)
-    else:
+    elif names & _CAUSAL:
         labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=ignore_index)
     head = found.get_output_embeddings()
+    if names & (_MASKED | _SCALED):
+        with _passing(head):
+            hidden = found(**inputs, return_dict=True).logits
+        return HeadInputs(hidden, head.weight, labels, head.bias, side)
     bias = head.bias if head.bias is not None else getattr(model, "final_logits_bias", None)
     hidden = found.base_model(**inputs).last_hidden_state
     bias = None if bias is None else bias.reshape(-1)
     return HeadInputs(hidden, head.weight, labels, bias, side)
+
+
+@contextmanager
+def _passing(projection: nn.Module) -> Iterator[None]:
+    """In the context the projection returns its input."""
+    projection.forward = lambda hidden: hidden
+    try:
+        yield
+    finally:
+        del projection.forward
 
 
 def _starts(model: Any, labels: Tensor) -> Tensor:
