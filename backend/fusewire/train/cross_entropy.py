@@ -131,14 +131,21 @@ class CrossEntropy(nn.Module):
         )
         return loss
 
-    def of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    def of_model(
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Tensor],
+        *,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> Tensor:
         """The loss of a transformers model with a language-model head: `model(**batch).loss` with
         the settings of this criterion. Pass it to `Step` as `loss`. `batch` has `labels`; those of
-        causal models are shifted here. Raises Unsupported for a model whose logits are more than a
-        projection of its hidden states, InvalidInput for a batch without labels."""
+        causal models are shifted here. `num_items_in_batch` is as in `forward`. Raises Unsupported
+        for a model whose logits are more than a projection of its hidden states, InvalidInput for a
+        batch without labels."""
         hidden, weight, labels, bias, side = head_inputs(model, batch, self.ignore_index)
         with only(side):
-            loss: Tensor = self(hidden, weight, labels, bias)
+            loss: Tensor = self(hidden, weight, labels, bias, num_items_in_batch=num_items_in_batch)
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
