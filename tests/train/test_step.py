@@ -241,6 +241,22 @@ def test_parameters_are_frozen_and_unfrozen_between_steps(count: int, device: st
 
 
 @ON_EACH
+def test_an_encoder_may_be_in_eval_mode_alone(device: str) -> None:
+    """Its dropout is not replayed then."""
+    model, optimizer = prepare("MarianMTModel", device, dropout=0.5)
+    optimizer.param_groups[0]["lr"] = 0.0
+    model.get_decoder().eval()
+    step, batch = train.Step(model, optimizer), ragged("MarianMTModel")
+    losses: dict[bool, set[float]] = {True: set(), False: set()}
+    for training in (True, False, True):
+        model.get_encoder().train(training)
+        for _ in range(4):
+            losses[training].add(float(step(batch)))
+    assert [len(losses[training]) for training in (True, False)] == [8, 1]
+    assert len(step._recorded) == 2
+
+
+@ON_EACH
 @pytest.mark.parametrize("count", [1, 2], ids=["single", "accumulated"])
 def test_a_grad_scaler_scales_skips_and_grows_as_by_hand(count: int, device: str) -> None:
     """In float16 on a GPU."""

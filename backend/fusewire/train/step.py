@@ -106,6 +106,7 @@ class Step:
         self._loss = loss or (lambda model, batch: model(**batch).loss)
         self._items = items or (lambda batch: labels_of(model, batch))
         self._pairs = len(modules) > 1  # an encoder and a decoder that reads it
+        self._with_modes = [model, *modules]  # modules that eval() can be called on alone
         self._device = next(iter(self._flats)).values.device
         check_dtype(dtype, self._device)
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
@@ -220,7 +221,8 @@ class Step:
         """The bucket of the batch, with the batch written to it. For batches that accumulate:
         whether its gradients are the first in the buffers, and whether they are the last, which
         processes sum."""
-        key = key_of(batch, sides), self._model.training, writes, sends
+        modes = tuple(module.training for module in self._with_modes)
+        key = key_of(batch, sides), modes, writes, sends
         bucket = self._recorded.get(key)
         if bucket is None:
             inputs = BucketInputs(batch, sides, self._device)
