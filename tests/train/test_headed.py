@@ -46,6 +46,15 @@ def test_loss_and_gradients_are_those_of_transformers(name: str) -> None:
         assert (mine.grad - right.grad).norm() <= TRAINED_GRADIENT * right.grad.norm() + 1e-9, at
 
 
+def test_the_sum_of_losses_is_divided_by_the_number_of_items() -> None:
+    model, batch = both("MarianMTModel")[1], ragged("MarianMTModel")
+    criterion, labels = train.CrossEntropy(), int((batch["labels"] != -100).sum())
+    mean = criterion.of_model(model, batch)
+    for items in (7, torch.tensor(40)):
+        found = criterion.of_model(model, batch, num_items_in_batch=items)
+        torch.testing.assert_close(found, mean * labels / items)
+
+
 def test_targets_may_be_given_beside_labels() -> None:
     model = eager("MarianMTModel")
     batch = ragged("MarianMTModel")

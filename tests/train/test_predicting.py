@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fusewire import kernels, train
+from fusewire.errors import ConfigurationError
 from fusewire.train.bucket_inputs import BucketInputs, sides_of
 from fusewire.train.packed import SOURCE, TARGET, in_step, prepared
 from fusewire.train.targets import predicts
@@ -226,3 +227,13 @@ def test_a_loss_with_labels_of_its_own_at_padding_skips_the_step(device: str) ->
         assert step(ragged(GPT)).isnan()
         assert optimizer.skipped_steps == skipped
     assert all(map(torch.equal, before, model.parameters()))
+
+
+@ON_EACH
+def test_a_step_takes_no_label_to_ignore_but_the_one_that_it_pads_with(device: str) -> None:
+    model, optimizer = prepare(MARIAN, device)
+    batch = ragged(MARIAN)
+    batch["labels"][batch["labels"] == -100] = model.config.pad_token_id
+    criterion = train.CrossEntropy(ignore_index=model.config.pad_token_id)
+    with pytest.raises(ConfigurationError, match="ignore_index: got 1 in a Step, wanted -100"):
+        train.Step(model, optimizer, loss=criterion.of_model)(batch)

@@ -14,11 +14,12 @@ from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
 from tests.tolerance import TRAINED_VERSUS_EAGER, TRAINED_WEIGHT
 from tests.train.tiny_models import eager, ragged
 
+GPT = "GPT2LMHeadModel"
 PAIRS = ["BartForConditionalGeneration", "MarianMTModel", "T5ForConditionalGeneration"]
 NAMES = [
     "BertForSequenceClassification",
     "BertForMaskedLM",
-    "GPT2LMHeadModel",
+    GPT,
     "LlamaForCausalLM",
     *PAIRS,
     "ViTForImageClassification",
@@ -218,6 +219,41 @@ def test_parameters_that_no_loss_reaches_are_left_alone(device: str) -> None:
         for name, _ in model.named_parameters()
         if "embeddings" not in name and "pooler" not in name and "seq_relationship" not in name
     }
+
+
+@ON_EACH
+@pytest.mark.parametrize("count", [1, 2], ids=["single", "accumulated"])
+def test_parameters_are_frozen_and_unfrozen_between_steps(count: int, device: str) -> None:
+    """What was recorded before is not replayed."""
+    (model, optimizer), (twin, other) = prepare(GPT, device), prepare(GPT, device)
+    step, recorded = train.Step(model, optimizer), []
+    for trained in (True, False, True):
+        for each in (model, twin):
+            each.transformer.h[0].requires_grad_(trained)
+        for _ in range(4):
+            several, before = [ragged(GPT)] * count, weights(model.transformer.h[0])
+            got = step(several if count > 1 else several[0])
+            wanted = by_hand(twin, other, joined(several), device)
+            torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+            assert torch.equal(before, weights(model.transformer.h[0])) == (not trained)
+        recorded += step._recorded.values()
+    assert len(set(map(id, recorded))) == 3
+
+
+@ON_EACH
+def test_an_encoder_may_be_in_eval_mode_alone(device: str) -> None:
+    """Its dropout is not replayed then."""
+    model, optimizer = prepare("MarianMTModel", device, dropout=0.5)
+    optimizer.param_groups[0]["lr"] = 0.0
+    model.get_decoder().eval()
+    step, batch = train.Step(model, optimizer), ragged("MarianMTModel")
+    losses: dict[bool, set[float]] = {True: set(), False: set()}
+    for training in (True, False, True):
+        model.get_encoder().train(training)
+        for _ in range(4):
+            losses[training].add(float(step(batch)))
+    assert [len(losses[training]) for training in (True, False)] == [8, 1]
+    assert len(step._recorded) == 2
 
 
 @ON_EACH

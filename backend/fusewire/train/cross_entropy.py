@@ -21,6 +21,7 @@ from fusewire.train.chunked_loss import ChunkedLoss, Criterion, Labelled
 from fusewire.train.head_weight import HeadWeight
 from fusewire.train.headed import head_inputs
 from fusewire.train.packed import Rows, in_step, only, predicting
+from fusewire.train.targets import NO_LABEL
 from fusewire.train.torch_tensors import computed_in
 
 # Size of a chunk's logits. Each chunk reads and writes the weight's gradient once, which takes as
@@ -90,7 +91,14 @@ class CrossEntropy(nn.Module):
         where one of the batch's labels is at padding or right behind it (as that of the first token
         after padding on the left), where sources have the same shape (except in `of_model`), and
         for flattened labels. If you make the labels in the loss, one at padding makes it NaN.
+
+        In a `Step` on any device it raises ConfigurationError for another `ignore_index` than -100.
         """
+        if in_step() and self.ignore_index != NO_LABEL:
+            raise ConfigurationError(
+                f"ignore_index: got {self.ignore_index} in a Step, wanted {NO_LABEL}, with which "
+                "it pads labels and which it does not count; give the batch such labels"
+            )
         dtype = computed_in(hidden.device)
         _check(hidden, weight, labels, bias, dtype)
         if _may_not_wait(labels):
@@ -123,14 +131,21 @@ class CrossEntropy(nn.Module):
         )
         return loss
 
-    def of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    def of_model(
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Tensor],
+        *,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> Tensor:
         """The loss of a transformers model with a language-model head: `model(**batch).loss` with
         the settings of this criterion. Pass it to `Step` as `loss`. `batch` has `labels`; those of
-        causal models are shifted here. Raises Unsupported for a model whose logits are more than a
-        projection, such as capped, InvalidInput for a batch without labels."""
+        causal models are shifted here. `num_items_in_batch` is as in `forward`. Raises Unsupported
+        for a model whose logits are more than a projection, such as capped, InvalidInput for a
+        batch without labels."""
         hidden, weight, labels, bias, side = head_inputs(model, batch, self.ignore_index)
         with only(side):
-            loss: Tensor = self(hidden, weight, labels, bias)
+            loss: Tensor = self(hidden, weight, labels, bias, num_items_in_batch=num_items_in_batch)
         return loss
 
     def __getstate__(self) -> dict[str, Any]:

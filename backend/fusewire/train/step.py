@@ -63,11 +63,12 @@ class Step:
     all.
 
     `optimizer`: an Adam, whose learning rates and decays may change between steps; `max_grad_norm`
-    and betas may not. It skips and counts a step whose gradients are not finite, or all 0, as those
-    of labels that are all -100 are. Dropout draws new numbers from torch's generators in every
-    step. `loss(model, batch)` computes what is minimised, by default `model(**batch).loss`; it must
-    not synchronise. `CrossEntropy().of_model` is one that never holds the logits of a whole batch,
-    and computes none of padding.
+    and betas may not. Parameters may be frozen and unfrozen: steps are captured anew then. It skips
+    and counts a step whose gradients are not finite, or all 0, as those of labels that are all -100
+    are. Dropout draws new numbers from torch's generators in every step. `loss(model, batch)`
+    computes what is minimised, by default `model(**batch).loss`; it must not synchronise.
+    `CrossEntropy().of_model` is one that never holds the logits of a whole batch, and computes none
+    of padding.
     `dtype`: autocast's; float32 disables it. `scaler`: a torch.amp.GradScaler, for float16: its
     scale, which is updated as in torch, is on the device.
     After a step `.grad` is None, or zeros for parameters that `replace` did not see.
@@ -105,6 +106,7 @@ class Step:
         self._loss = loss or (lambda model, batch: model(**batch).loss)
         self._items = items or (lambda batch: labels_of(model, batch))
         self._pairs = len(modules) > 1  # an encoder and a decoder that reads it
+        self._with_modes = [model, *modules]  # modules that eval() can be called on alone
         self._device = next(iter(self._flats)).values.device
         check_dtype(dtype, self._device)
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
@@ -120,7 +122,7 @@ class Step:
         self._trained: set[torch.Tensor] = set()
         self._sending: Sending | None = None  # made with the first gradients
         self._begin_recordings()
-        self._layouts = optimizer.layouts
+        self._layouts, self._frozen = optimizer.layouts, self._frozen_now()
         self.replays = 0
         for flat in self._flats:
             flat.forget_nodes()
@@ -133,7 +135,9 @@ class Step:
             raise InvalidInput("batches", "none", "one or more", "leave empty lists out")
         sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
         counts = self._counts(batches)
-        if self._optimizer.layouts != self._layouts:  # as behind load_state_dict
+        frozen = self._frozen_now()
+        # The optimizer's layouts change as behind load_state_dict.
+        if self._optimizer.layouts != self._layouts or frozen != self._frozen:
             self._begin_recordings()
         with self._on_stream(), self._writing_copies():
             self._optimizer.read_rates()
@@ -145,8 +149,14 @@ class Step:
                 loss = self._of_several(batches, sides, counts)
             else:
                 loss = self._run(self._bucket(batches[0], sides[0]).step, updates=True)
-        self._layouts = self._optimizer.layouts
+        self._layouts, self._frozen = self._optimizer.layouts, frozen
         return loss
+
+    def _frozen_now(self) -> list[bool]:
+        """Of each parameter of the optimizer. A recording computes gradients of those that were not
+        frozen when it was made."""
+        groups = self._optimizer.param_groups
+        return [not p.requires_grad for group in groups for p in group["params"]]
 
     def _begin_recordings(self) -> None:
         """Drops the existing recordings, whose gradients or moments have moved."""
@@ -211,7 +221,8 @@ class Step:
         """The bucket of the batch, with the batch written to it. For batches that accumulate:
         whether its gradients are the first in the buffers, and whether they are the last, which
         processes sum."""
-        key = key_of(batch, sides), self._model.training, writes, sends
+        modes = tuple(module.training for module in self._with_modes)
+        key = key_of(batch, sides), modes, writes, sends
         bucket = self._recorded.get(key)
         if bucket is None:
             inputs = BucketInputs(batch, sides, self._device)
