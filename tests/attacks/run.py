@@ -81,7 +81,13 @@ class Run:
         for attack in attacks:
             if self._watched is not None and (self._kind != attack.on or not self._watched.usable):
                 yield self._stopped()
-            yield self._result(attack)
+            result = self._result(attack)
+            first_s = result.slowest_s
+            if first_s is not None and result.failures == [_too_slow(first_s)]:
+                # Other work on the machine holds requests up as well, but hardly in both runs.
+                result = self._result(attack)
+                result.notes.append(f"run again: at first a normal request took {first_s:.1f} s")
+            yield result
         if self._watched is not None:
             yield self._stopped()
 
@@ -226,7 +232,11 @@ def _judge(seen: Sequence[Seen], breaks: frozenset[str], result: Result) -> None
     if not frozenset(("grpc", "http", "openai")) <= breaks:
         result.slowest_s = slowest
         if slowest > SLOWEST_S:
-            result.failures.append(f"a normal request took {slowest:.1f} s")
+            result.failures.append(_too_slow(slowest))
+
+
+def _too_slow(seconds: float) -> str:
+    return f"a normal request took {seconds:.1f} s"
 
 
 def _settled(service: Service, before: int) -> int:
