@@ -85,10 +85,8 @@ class ChunkedLoss(torch.autograd.Function):
             if db is not None:
                 kernels.column_sums(view(db), z, begin > 0, stream)
         if dx is not None and rows is not None:
-            some, count = dx, len(hidden)
-            dx = some.new_zeros(count + 1, hidden.shape[1]).index_copy_(0, rows.places, some)[
-                :count
-            ]
+            all_rows = dx.new_zeros(len(hidden) + 1, hidden.shape[1])
+            dx = all_rows.index_copy_(0, rows.places, dx)[:-1]
         dw, db = (each if each is None else each[:classes] for each in (dw, db))
         ctx.gradients, ctx.weight = (dx, dw, db), weight
         ctx.scale = None if in_kernel else scale.float()

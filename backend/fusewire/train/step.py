@@ -136,7 +136,7 @@ class Step:
         sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
         counts = self._counts(batches)
         frozen = self._frozen_now()
-        # The optimizer's layouts change as behind load_state_dict.
+        # load_state_dict changes the layouts.
         if self._optimizer.layouts != self._layouts or frozen != self._frozen:
             self._begin_recordings()
         with self._on_stream(), self._writing_copies():
