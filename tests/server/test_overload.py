@@ -27,8 +27,9 @@ from tritonclient.utils import InferenceServerException
 from tests.reference import tiny_checkpoint
 from tests.server.asking import Asker, _inputs, ids, until
 
-# Far more work than the limits below, for any core; micro-batches of a row.
-ROWS, LENGTH = 120, 1024
+# Far more work than the limits below and what a test does meanwhile, for any core; micro-batches
+# of a row.
+ROWS, LENGTH, HIDDEN = 120, 1024, 512
 ROW = [101, *[7] * (LENGTH - 2), 102]
 LONG = ids(*[ROW] * ROWS)
 MODELS = {
@@ -37,6 +38,8 @@ MODELS = {
     "strict": {"max_queue_ms": 86_400_000, "slo_ms": 20},
 }
 SHORT = [101, 7, 8, 102]
+# A text that fits, of three tokens a word: the model, too, has to refuse it for lack of time.
+FULL = b"word " * ((LENGTH - 2) // 3)
 POLLED_S = 1.0  # within it the metrics are up to date
 PATIENT_S = 60.0
 REFUSALS = 20
@@ -46,7 +49,9 @@ REFUSED = r"queue: got .*; try again in \d+\.\d s"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root, folder = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("slow")
-    tiny_checkpoint(folder, "bert", max_length=LENGTH, hidden_size=256, intermediate_size=1024)
+    tiny_checkpoint(
+        folder, "bert", max_length=LENGTH, hidden_size=HIDDEN, intermediate_size=4 * HIDDEN
+    )
     for name, limits in MODELS.items():
         import_folder(
             folder,
@@ -155,7 +160,7 @@ def test_what_is_refused_does_not_get_into_tritons_queue(asker: Asker, protocol:
     answered = answered_by(asker, "narrow")
     with held(asker, "narrow"):
         for _ in range(REFUSALS):
-            words = refused_by(asker, protocol, b"word " * LENGTH)
+            words = refused_by(asker, protocol, FULL)
             assert re.search(REFUSED, words)
             assert ("UNAVAILABLE" if protocol == "grpc" else "503") in words
     until(lambda: rejected(asker, "overload", "narrow") == before + REFUSALS)
@@ -176,14 +181,14 @@ def test_the_service_recovers_as_soon_as_the_work_has_gone(asker: Asker) -> None
     with held(asker, "narrow"), pytest.raises(InferenceServerException, match=REFUSED):
         asker.ask("narrow", LONG)
     time.sleep(POLLED_S)
-    assert asker.ask("narrow", ids(ROW))["embedding"].shape == (1, 256)
+    assert asker.ask("narrow", ids(ROW))["embedding"].shape == (1, HIDDEN)
     assert asker.metric("fusewire_backlog_seconds", model="narrow") < 1.0
 
 
 def test_who_has_less_time_is_answered_before_who_has_more(asker: Asker) -> None:
     with held(asker, "slow"):
         found = asker.client.infer("slow", _inputs(ids(SHORT)), timeout=at(PATIENT_S))
-        assert found.as_numpy("embedding").shape == (1, 256)
+        assert found.as_numpy("embedding").shape == (1, HIDDEN)
 
 
 def test_what_is_late_is_not_computed_and_counted_as_that(asker: Asker) -> None:
@@ -200,7 +205,7 @@ def test_a_models_objective_is_the_time_of_requests_that_name_none(asker: Asker)
     with pytest.raises(InferenceServerException, match=f"{REFUSED}|timeout: got"):
         asker.ask("strict", LONG)
     found = asker.client.infer("strict", _inputs(ids(*[ROW] * 2)), timeout=at(PATIENT_S))
-    assert found.as_numpy("embedding").shape == (2, 256)
+    assert found.as_numpy("embedding").shape == (2, HIDDEN)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -218,7 +223,7 @@ def test_clients_get_a_typed_error_that_says_when_to_return(asker: Asker, protoc
         assert caught.value.retry_after_s is not None
         assert caught.value.retry_after_s > 0
         options: dict[str, Any] = {"timeout_s": PATIENT_S, "tenant": "b", "request_priority": -1}
-        assert client.embed(ids=[SHORT], model="slow", **options).shape == (1, 256)
+        assert client.embed(ids=[SHORT], model="slow", **options).shape == (1, HIDDEN)
 
 
 def test_the_generate_endpoint_takes_the_same_options(asker: Asker) -> None:
