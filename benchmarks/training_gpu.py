@@ -4,15 +4,15 @@
 Steps under bf16 autocast, with dropout 0.1: forward, loss, backward, clipping to a norm of 1 and
 AdamW (torch's is the fused one), of batches in host memory, ragged and padded to their longest
 text. "fusewire, Step" computes the loss of a language model without its logits (`CrossEntropy`),
-"fusewire" as transformers does. Rivals are transformers' models without torch.compile, and with it,
-in its default mode and as "reduce-overhead", which captures CUDA graphs. Their attention is torch's
-SDPA, by cuDNN where it can. Compiled models get texts padded to the longest of all batches, as
-users do to have one shape. A translator's batches differ in rows too, and compiling for dynamic
-shapes does not end in minutes: there they get the first batch again and again, which is their best
-case, as one shape needs no further padding and one graph. Every batch has as many target tokens.
-Systems run all batches in turns after warm-ups with each; compared are medians of milliseconds, by
-the host's clock, until the device is done. A system whose step does not fit into the GPU's memory
-with the others is left out.
+"fusewire" as transformers does, and with "bf16 parameters" there are no fp32 ones. Rivals are
+transformers' models without torch.compile, and with it, in its default mode and as
+"reduce-overhead", which captures CUDA graphs. Their attention is torch's SDPA, by cuDNN where it
+can. Compiled models get texts padded to the longest of all batches, as users do to have one shape.
+A translator's batches differ in rows too, and compiling for dynamic shapes does not end in minutes:
+there they get the first batch again and again, which is their best case, as one shape needs no
+further padding and one graph. Every batch has as many target tokens. Systems run all batches in
+turns after warm-ups with each; compared are medians of milliseconds, by the host's clock, until the
+device is done. A system whose step does not fit into the GPU's memory with the others is left out.
 
 Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
 """
@@ -51,9 +51,10 @@ CASES = {
     "ViT-B/32": (256,),
 }
 OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
+HALF = "fusewire, Step, bf16 parameters"
 COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
 THROUGH_COMPILER = (COMPILED, GRAPHS)
-SYSTEMS = (STEP, OURS, EAGER, *THROUGH_COMPILER)
+SYSTEMS = (STEP, HALF, OURS, EAGER, *THROUGH_COMPILER)
 # Limits of a case, as CUDA graphs have their own memory for every batch with other sizes.
 MOST_BATCHES, MOST_TOKENS = 8, 40_000
 WARM_UPS = 3  # rounds over all batches that are not timed
@@ -80,13 +81,13 @@ def stepping(
     from torch.nn.parallel import DistributedDataParallel
 
     model = make(shape).to(device).train()
-    if system in (OURS, STEP):
+    if system in (OURS, STEP, HALF):
         from fusewire.train import Adam, CrossEntropy, Step, replace
 
         segments = 1 if group is None else min(SEGMENTS, model.config.num_hidden_layers)
-        model = replace(model, segments=segments)
+        model = replace(model.bfloat16() if system == HALF else model, segments=segments)
         ours = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0, process_group=group)
-        if system == STEP:
+        if system != OURS:
             headed = KINDS[SHAPES[shape]["kind"]][0] in HEADED
             loss = CrossEntropy().of_model if headed else None
             dtype = torch.bfloat16 if device == "cuda" else None
