@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "core/kernels.h"
+#include "core/stochastic_rounding.h"
 #include "core/threads.h"
+#include "cpu/bfloat16.h"
 #include "cpu/columns.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
@@ -39,13 +41,54 @@ FUSEWIRE_INLINE Vec square_root(Vec x) {
   return root;
 }
 
+// Parameters in fp32, and their shadow.
+struct Floats {
+  float *parameters, *shadow;
+
+  Floats(const AdamArguments& a, int64_t begin)
+      : parameters(static_cast<float*>(a.parameters) + begin),
+        shadow(a.shadow ? static_cast<float*>(a.shadow) + begin : nullptr) {}
+  FUSEWIRE_INLINE Vec get(int64_t c, int64_t count) const { return read(parameters + c, count); }
+  FUSEWIRE_INLINE void put(int64_t c, Vec after, int64_t count) const {
+    write(parameters + c, after, count);
+    if (shadow) write(shadow + c, after, count);
+  }
+};
+
+// Parameters in bfloat16, without fp32 ones beside them.
+struct Halves {
+  uint16_t* parameters;
+  int64_t first;
+  uint32_t step;
+
+  Halves(const AdamArguments& a, int64_t begin)
+      : parameters(static_cast<uint16_t*>(a.parameters) + begin),
+        first(a.first + begin),
+        step(static_cast<uint32_t>(a.factors[3])) {}
+  FUSEWIRE_INLINE Vec get(int64_t c, int64_t count) const {
+    WordVec bits{};
+    for (int64_t i = 0; i < count; ++i) bits[i] = uint32_t{parameters[c + i]} << 16;
+    return floats_of(bits);
+  }
+  FUSEWIRE_INLINE void put(int64_t c, Vec after, int64_t count) const {
+    const WordVec bits = bits_of(after);
+    PhiloxWords words = rounding_words(first + c, step);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = first + c + i;
+      if (i > 0 && at % kRoundingGroup == 0) words = rounding_words(at, step);
+      const uint32_t rounded = stochastically_rounded(bits[i], rounding_number(words, at));
+      parameters[c + i] = static_cast<uint16_t>(rounded >> 16);
+    }
+  }
+};
+
+template <class Parameters>
 void update(const AdamArguments& a, const Step& s, int64_t begin, int64_t end) {
-  float *parameters = a.parameters + begin, *averages = a.exp_avg + begin;
-  float* squares = a.exp_avg_sq + begin;
+  const Parameters parameters(a, begin);
+  float *averages = a.exp_avg + begin, *squares = a.exp_avg_sq + begin;
   const float* gradients = a.gradients + begin;
-  float* shadow = a.shadow ? static_cast<float*>(a.shadow) + begin : nullptr;
   for_columns(end - begin, [&](int64_t c, int64_t count) {
-    const Vec before = read(parameters + c, count), parameter = before * s.shrink;
+    const Vec before = parameters.get(c, count), parameter = before * s.shrink;
     const Vec gradient = read(gradients + c, count) * s.gradient_scale + before * s.decay;
     const Vec old = read(averages + c, count);
     const Vec average = old + (gradient - old) * s.beta1_rest;
@@ -53,9 +96,7 @@ void update(const AdamArguments& a, const Step& s, int64_t begin, int64_t end) {
     const Vec deviation = square_root(square) * s.correction + s.eps;
     write(averages + c, average, count);
     write(squares + c, square, count);
-    const Vec after = parameter - average * s.step_size / deviation;
-    write(parameters + c, after, count);
-    if (shadow) write(shadow + c, after, count);
+    parameters.put(c, parameter - average * s.step_size / deviation, count);
   });
 }
 
@@ -73,10 +114,11 @@ int64_t segment_at(const AdamArguments& a, int64_t element) {
 
 void adam(const AdamArguments& a, const Stream&) {
   if (std::isnan(a.factors[0])) return;
+  const auto updated = a.half ? update<Halves> : update<Floats>;
   parallel_for(a.count, kGrain, [&](int64_t begin, int64_t end, int) {
     for (int64_t segment = segment_at(a, begin); begin < end; ++segment) {
       const int64_t border = a.segments[segment + 1], stop = border < end ? border : end;
-      if (stop > begin) update(a, step_of(a, segment), begin, stop);
+      if (stop > begin) updated(a, step_of(a, segment), begin, stop);
       begin = stop;
     }
   });

@@ -22,10 +22,11 @@ void adam_factors(const AdamFactorsArguments& a, const Stream&) {
   for (int64_t member = 0; good && member < a.members; ++member) a.steps[member] += 1.0f;
   for (int64_t run = 0; run < a.runs; ++run) {
     const double steps = a.steps[a.firsts[run]];
-    float* factors = a.factors + 3 * run;
+    float* factors = a.factors + 4 * run;
     factors[0] = good ? static_cast<float>(clip * unscale) : NAN;
     factors[1] = static_cast<float>(-1.0 / std::expm1(steps * a.log_betas[2 * run]));
     factors[2] = static_cast<float>(1.0 / std::sqrt(-std::expm1(steps * a.log_betas[2 * run + 1])));
+    factors[3] = static_cast<float>(steps);
   }
 }
 

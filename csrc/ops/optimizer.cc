@@ -42,8 +42,8 @@ void adam_factors(const Tensor& factors, const Tensor& norm, const Tensor& skipp
                   const Tensor& log_betas, double max_norm, const Tensor* scale,
                   const Stream& stream) {
   Check check("adam_factors", stream);
-  Dim runs("runs"), parts("parts"), members("members"), one("one", 1), two("two", 2), three("3", 3);
-  check.is("factors", factors, DType::kFloat32, {&runs, &three});
+  Dim runs("runs"), parts("parts"), members("members"), one("one", 1), two("two", 2), four("4", 4);
+  check.is("factors", factors, DType::kFloat32, {&runs, &four});
   check.is("norm", norm, DType::kFloat32, {&one});
   check.is("skipped", skipped, DType::kFloat32, {&one});
   check.is("steps", steps, DType::kFloat32, {&members});
@@ -69,12 +69,18 @@ void adam_factors(const Tensor& factors, const Tensor& norm, const Tensor& skipp
 void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_avg,
           const Tensor& exp_avg_sq, const Tensor& segments, const Tensor& rates,
           const Tensor& decays, double beta1, double beta2, double eps, const Tensor& factors,
-          bool decoupled, const Tensor* shadow, const Stream& stream) {
+          bool decoupled, const Tensor* shadow, int64_t first, const Stream& stream) {
   Check check("adam", stream);
+  const bool half = parameters.dtype == DType::kBFloat16;
+  check.require(!half || !shadow, "shadow: got one of bfloat16 parameters, wanted none");
+  check.require(first >= 0, "first: got ", first, ", wanted 0 or more");
   Dim count("n"), borders("segments + 1"), segment_count("segments");
   if (shadow) check.floats("shadow", *shadow, {&count});
-  if (!shadow) check.floats("parameters", parameters, {&count});
-  check.is("parameters", parameters, DType::kFloat32, {&count});
+  const bool on_cpu = stream.device.type == DeviceType::kCpu;
+  // The CPU's kernels are those for float32, whatever the parameters are.
+  if (!shadow && half && on_cpu) check.floats("gradients", gradients, {&count});
+  if (!shadow && !(half && on_cpu)) check.floats("parameters", parameters, {&count});
+  check.is("parameters", parameters, half ? DType::kBFloat16 : DType::kFloat32, {&count});
   check.is("gradients", gradients, DType::kFloat32, {&count});
   check.is("exp_avg", exp_avg, DType::kFloat32, {&count});
   check.is("exp_avg_sq", exp_avg_sq, DType::kFloat32, {&count});
@@ -91,17 +97,16 @@ void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_a
   fraction("beta1", beta1);
   fraction("beta2", beta2);
   check.require(eps >= 0, "eps: got ", eps, ", wanted 0 or more");
-  Dim three("factors", 3);
-  check.is("factors", factors, DType::kFloat32, {&three});
+  Dim four("factors", 4);
+  check.is("factors", factors, DType::kFloat32, {&four});
   dispatch_training(check, stream, count.size, [&](const TrainingKernels& kernels) {
     const int64_t* at = segments.as<int64_t>();
-    if (stream.device.type == DeviceType::kCpu)
-      require_borders(check, at, segment_count.size, count.size);
-    kernels.adam(
-        {parameters.as<float>(), exp_avg.as<float>(), exp_avg_sq.as<float>(), gradients.as<float>(),
-         at, rates.as<float>(), decays.as<float>(), segment_count.size, count.size, beta1, beta2,
-         eps, factors.as<float>(), decoupled, shadow ? shadow->data : nullptr},
-        stream);
+    if (on_cpu) require_borders(check, at, segment_count.size, count.size);
+    kernels.adam({parameters.data, half, first, exp_avg.as<float>(), exp_avg_sq.as<float>(),
+                  gradients.as<float>(), at, rates.as<float>(), decays.as<float>(),
+                  segment_count.size, count.size, beta1, beta2, eps, factors.as<float>(), decoupled,
+                  shadow ? shadow->data : nullptr},
+                 stream);
   });
 }
 

@@ -88,7 +88,7 @@ def make_factors(rng: np.random.Generator, factors: Factors) -> Arrays:
 def factors_made(o: Operands, a: Arrays, factors: Factors) -> np.ndarray:
     """Returns the factors of all runs, the norm, the number of skipped steps, and the steps."""
     runs = len(factors.members)
-    out = o.fp32(np.full((runs, 3), np.nan, np.float32))
+    out = o.fp32(np.full((runs, 4), np.nan, np.float32))
     norm, skipped = o.fp32(np.float32([np.nan])), o.fp32(np.float32([2]))
     steps = o.fp32(a["steps"].copy())
     firsts = o.int64(np.cumsum([0, *factors.members])[:-1])
@@ -110,6 +110,7 @@ def factors_of_torch(t: Tensors, factors: Factors) -> torch.Tensor:
         (clip * unscale).expand(len(taken)),
         1 / (1 - factors.beta1**taken),
         (1 - factors.beta2**taken).rsqrt(),
+        taken,
     ]
     return torch.cat(
         [torch.stack(rows, 1).flatten(), norm, torch.full_like(norm, 2), t["steps"] + 1]
@@ -136,7 +137,7 @@ def stepped(o: Operands, a: Arrays, step: Step) -> np.ndarray:
     factors = o.fp32(factors_of(step))
     k.adam(
         parameters, gradients, *state, segments, rates, decays, *step[3:6], factors,
-        step.decoupled, shadow, o.place.stream,
+        step.decoupled, shadow, 0, o.place.stream,
     )  # fmt: skip
     if shadow:
         np.testing.assert_array_equal(o.place.numpy(shadow), casted(o, o.place.numpy(parameters)))
@@ -145,7 +146,7 @@ def stepped(o: Operands, a: Arrays, step: Step) -> np.ndarray:
 
 def factors_of(step: Step) -> np.ndarray:
     rest = [1 - beta**step.step for beta in (step.beta1, step.beta2)]
-    return np.float32([step.gradient_scale, 1 / rest[0], rest[1] ** -0.5])
+    return np.float32([step.gradient_scale, 1 / rest[0], rest[1] ** -0.5, step.step])
 
 
 def casted(o: Operands, x: np.ndarray) -> np.ndarray:

@@ -55,7 +55,7 @@ def test_many_steps_follow_torch(decoupled: bool, place: Placement):
     for step, gradient in enumerate(gradients, 1):
         k.adam(
             ours, tensor(gradient), *state, segments, tensor(rates), tensor(decays),
-            0.9, 0.999, 1e-8, tensor(factors_of(Step((), step))), decoupled, None, place.stream,
+            0.9, 0.999, 1e-8, tensor(factors_of(Step((), step))), decoupled, None, 0, place.stream,
         )  # fmt: skip
     allowed = allowed_error(of_torch(torch.float64), of_torch(torch.float32), "float32", 1)
     excess = allowed.excess(place.numpy(ours))
@@ -79,9 +79,9 @@ def test_factors_of_gradients_that_are_not_finite_skip_the_step(broken, place: P
     arrays = make_factors(np.random.default_rng(1), factors)
     arrays["sums"][1] = broken
     found = factors_made(Operands(place, "dense"), arrays, factors)
-    assert np.isnan(found[[0, 3]]).all()
-    assert found[7] == 3  # one more skipped step
-    np.testing.assert_array_equal(found[8:], arrays["steps"])
+    assert np.isnan(found[[0, 4]]).all()
+    assert found[9] == 3  # one more skipped step
+    np.testing.assert_array_equal(found[10:], arrays["steps"])
 
 
 @AND_GPU
@@ -90,9 +90,9 @@ def test_factors_of_gradients_that_are_all_zero_skip_the_step(place: Placement):
     arrays = make_factors(np.random.default_rng(1), factors)
     arrays["sums"][:] = 0
     found = factors_made(Operands(place, "dense"), arrays, factors)
-    assert np.isnan(found[[0, 3]]).all()
-    assert list(found[6:8]) == [0, 3]  # the norm, and one more skipped step
-    np.testing.assert_array_equal(found[8:], arrays["steps"])
+    assert np.isnan(found[[0, 4]]).all()
+    assert list(found[8:10]) == [0, 3]  # the norm, and one more skipped step
+    np.testing.assert_array_equal(found[10:], arrays["steps"])
 
 
 @EVERY_TARGET
@@ -147,12 +147,13 @@ def test_arguments_that_make_no_sense_are_refused():
     tensor = k.Tensor.from_numpy
 
     def adam(
-        segments=(0, 2, 5), beta1=0.9, beta2=0.999, eps=1e-8, factors=(1, 10, 30), gradients=five
-    ):
+        segments=(0, 2, 5), beta1=0.9, beta2=0.999, eps=1e-8, factors=(1, 10, 30, 1),
+        gradients=five, parameters=five, shadow=None, first=0,
+    ):  # fmt: skip
         k.adam(
-            tensor(five), tensor(gradients), tensor(five.copy()), tensor(five.copy()),
+            tensor(parameters), tensor(gradients), tensor(five.copy()), tensor(five.copy()),
             tensor(np.array(segments)), tensor(rates), tensor(rates), beta1, beta2, eps,
-            tensor(np.float32(factors)), True, None,
+            tensor(np.float32(factors)), True, shadow, first,
         )  # fmt: skip
 
     adam()
@@ -164,12 +165,13 @@ def test_arguments_that_make_no_sense_are_refused():
         ({"beta1": 1.0}, "beta1: got 1, wanted 0 or more, and less than 1"),
         ({"beta2": -0.5}, "beta2: got -0.5, wanted 0 or more, and less than 1"),
         ({"eps": -1.0}, "eps: got -1, wanted 0 or more"),
-        ({"factors": (1, 10)}, r"factors: got float32\[2\] on cpu, wanted float32\[factors=3\]"),
+        ({"factors": (1, 10)}, r"factors: got float32\[2\] on cpu, wanted float32\[factors=4\]"),
+        ({"first": -1}, "first: got -1, wanted 0 or more"),
         ({"gradients": five[:4]}, r"gradients: got float32\[4\] on cpu, wanted .*n=5"),
     ):
         with pytest.raises(k.Error, match=f"adam: {message}"):
             adam(**wrong)
-    one, rows = np.float32([1]), np.ones((1, 3), np.float32)
+    one, rows = np.float32([1]), np.ones((1, 4), np.float32)
 
     def factors(first=0, max_norm=1.0, sums=(1, 2)):
         k.adam_factors(

@@ -132,7 +132,9 @@ def test_groups_are_of_the_module_and_apart() -> None:
 
 @pytest.mark.parametrize("change", [nn.Module.half, lambda m: m.to("meta")])
 def test_only_fp32_on_the_cpu_is_taken(change: Callable[[nn.Module], nn.Module]) -> None:
-    with pytest.raises(ConfigurationError, match=r"weight: got .*, wanted float32 on cpu"):
+    with pytest.raises(
+        ConfigurationError, match=r"weight: got .*, wanted float32 or bfloat16 on cpu"
+    ):
         FlatParameters(change(nn.Linear(4, 4)))
 
 

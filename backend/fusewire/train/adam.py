@@ -18,6 +18,7 @@ from fusewire.train.step_factors import StepFactors
 
 # Options of torch's optimizers of this name that this one does not have.
 _LACKS = ("amsgrad", "maximize", "differentiable")
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Adam(torch.optim.Optimizer):
@@ -25,8 +26,12 @@ class Adam(torch.optim.Optimizer):
 
         optimizer = fusewire.train.Adam(model.parameters(), lr=5e-5, max_grad_norm=1.0)
 
-    Parameters are fp32, on the CPU or on GPUs. Those that are adjacent in memory, as FlatParameters
-    lays them out, are updated by one call, the others by one call each. Parameter groups have their
+    Parameters are fp32 or bf16, on the CPU or on GPUs, their gradients fp32 (as `replace` makes
+    those of bf16 parameters; otherwise set their `grad_dtype`), and so are the moments. New values
+    in bf16 are rounded stochastically, by numbers that depend on the step and on the place in the
+    buffer alone (csrc/core/stochastic_rounding.h). Parameters that are adjacent in memory, as
+    FlatParameters lays them out, are updated by one call, the others by one call each. Parameter
+    groups have their
     own `lr` and `weight_decay` (default: 0.01 for AdamW, 0 for Adam), which schedulers may change.
     `max_grad_norm`: all gradients together are scaled to at most this norm (Pascanu et al. 2013);
     switch off the clipping of the host (Trainer, Accelerate, Lightning). The gradients themselves
@@ -201,9 +206,14 @@ class Adam(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = self.defaults["decoupled_weight_decay"]
-        for state in self.state.values():
+        every = self._parameters()
+        is_half = any(p.dtype != torch.float32 for p in every)
+        given = by_parameter(state_dict, every) if is_half else {}
+        for p, state in self.state.items():
             for name, value in state.items():
-                state[name] = torch.as_tensor(value, dtype=torch.float32).clone()
+                # torch has rounded the moments of parameters in 16 bits.
+                exact = value if p.dtype == torch.float32 else given[p][name].to(value.device)
+                state[name] = torch.as_tensor(exact, dtype=torch.float32).clone()
 
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not None:
@@ -247,7 +257,8 @@ class Adam(torch.optim.Optimizer):
                 if not self.state[p]:
                     self.state[p]["step"] = torch.tensor(0.0)
                     for name in MOMENTS:
-                        self.state[p][name] = torch.zeros_like(member.part_of(p))
+                        part = member.part_of(p)
+                        self.state[p][name] = torch.zeros_like(part, dtype=torch.float32)
             taken = _numbers([self.state[member.parameter]["step"] for member in members])
             steps = {m.parameter: int(one) for m, one in zip(members, taken, strict=True)}
             self._runs = list(runs(members, partial(_update_of, steps), self.state))
@@ -314,11 +325,11 @@ def _check(group: dict[str, Any]) -> None:
         raise ConfigurationError(f"betas: got {group['betas']}, wanted two of [0, 1)")
     for p in group["params"]:
         on_either = p.device.type in ("cpu", "cuda")
-        if p.dtype != torch.float32 or not on_either or not p.is_contiguous():
+        if p.dtype not in _DTYPES or not on_either or not p.is_contiguous():
             raise ConfigurationError(
                 f"params: got {str(p.dtype).removeprefix('torch.')} of shape {list(p.shape)} on "
-                f"{p.device}, strides {p.stride()}, wanted contiguous float32 on the CPU or a "
-                "GPU; update it with torch's optimizer"
+                f"{p.device}, strides {p.stride()}, wanted contiguous float32 or bfloat16 on the "
+                "CPU or a GPU; update it with torch's optimizer"
             )
 
 
@@ -327,5 +338,6 @@ def _check_gradient(p: torch.Tensor) -> None:
     if p.grad.layout != torch.strided or p.grad.dtype != torch.float32:
         raise ConfigurationError(
             f"grad: got {p.grad.dtype} of layout {p.grad.layout} for a parameter of shape "
-            f"{list(p.shape)}, wanted dense float32; make the embedding without sparse=True"
+            f"{list(p.shape)}, wanted dense float32; make the embedding without sparse=True, and "
+            "set grad_dtype = torch.float32 of bfloat16 parameters that replace() has not seen"
         )

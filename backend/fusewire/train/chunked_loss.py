@@ -55,9 +55,11 @@ class ChunkedLoss(torch.autograd.Function):
         new = torch.empty if len(labels) else torch.zeros
         classes, width = weight.shape[0], head.width
         shapes = x.shape, (width, *weight.shape[1:]), (width,)
+        wanted[2] = wanted[2] and bias is not None
+        dtypes = x.dtype, torch.float32, torch.float32
         dx, dw, db = (
-            new(shape, dtype=tensor.dtype, device=x.device) if need and tensor is not None else None
-            for tensor, shape, need in zip((x, weight, bias), shapes, wanted, strict=True)
+            new(shape, dtype=dtype, device=x.device) if need else None
+            for dtype, shape, need in zip(dtypes, shapes, wanted, strict=True)
         )
         stream = stream_of(x.device)
         logits = x.new_empty(min(criterion.chunk, len(labels)), width)

@@ -28,6 +28,7 @@ from fusewire.train.torch_tensors import computed_in
 # long as the products of some 32 rows on a CPU and some 600 on a GPU. Chunks of a thousand rows
 # (vocabulary of 32,000) hide it on a CPU, and chunks of some thousands on a GPU.
 _LOGIT_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
+_PARAMETERS = {torch.float32, torch.bfloat16}  # dtypes of the weight and the bias
 _TILE = 128  # rows; larger chunks are multiples of it
 
 
@@ -41,8 +42,8 @@ class CrossEntropy(nn.Module):
     The settings are those of torch.nn.CrossEntropyLoss. Raises ConfigurationError for settings out
     of range.
 
-    On a GPU it computes in fp32, or under autocast in autocast's dtype, as layers do. Loss, sums
-    and the gradients of weight and bias are fp32 in both cases.
+    On a GPU it computes in the weight's dtype, or under autocast in autocast's dtype, as layers do;
+    on a CPU in fp32. Loss, sums and the gradients of weight and bias are fp32 in any case.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class CrossEntropy(nn.Module):
         their sum divided by `num_items_in_batch` (which Hugging Face's Trainer passes when it
         accumulates gradients). Without such a row the loss is 0, and so are all gradients.
 
-        `hidden` [..., features] is fp32, or autocast's dtype under autocast; `weight` is fp32
-        [classes, features], `bias` fp32 [classes] and `labels` int64 [...], on the same device or
-        on the CPU. For next tokens the caller shifts them. Raises InvalidInput for a label that is
-        not a class, with its row.
+        `hidden` [..., features] is fp32, or has the weight's or autocast's dtype; `weight` is fp32
+        or bf16 [classes, features], `bias` [classes] of the same dtype and `labels` int64 [...], on
+        the same device or on the CPU. For next tokens the caller shifts them. Raises InvalidInput
+        for a label that is not a class, with its row.
 
         Labels on a GPU are synchronised once, to count and check them; those on the CPU are not. A
         `num_items_in_batch` on a GPU is not checked: 0 gives a loss and gradients that are not
@@ -99,7 +100,7 @@ class CrossEntropy(nn.Module):
                 f"ignore_index: got {self.ignore_index} in a Step, wanted {NO_LABEL}, with which "
                 "it pads labels and which it does not count; give the batch such labels"
             )
-        dtype = computed_in(hidden.device)
+        dtype = computed_in(hidden.device, weight.dtype)
         _check(hidden, weight, labels, bias, dtype)
         if _may_not_wait(labels):
             labelled = _uncounted(
@@ -247,15 +248,17 @@ def _check(
     for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
         if tensor is None:
             continue
-        dtypes = {torch.float32, dtype} if name == "hidden" else {torch.float32}
+        dtypes = _PARAMETERS if name == "weight" else {weight.dtype}
+        if name == "hidden":
+            dtypes = {torch.float32, weight.dtype, dtype}
         if tensor.dtype not in dtypes or tensor.device != device:
             wanted = " or ".join(sorted(_name(each) for each in dtypes))
             raise InvalidInput(
                 name,
                 f"{_name(tensor.dtype)} on {tensor.device}",
                 f"{wanted} on {device}",
-                "keep parameters in float32 and compute in 16 bits by torch.autocast on a GPU, or "
-                "train with transformers' own loss",
+                "convert weight and bias to one dtype, compute in 16 bits by torch.autocast on a "
+                "GPU, or train with transformers' own loss",
             )
     shapes = list(hidden.shape), list(weight.shape), list(labels.shape)
     if weight.ndim != 2 or shapes[0] != [*labels.shape, weight.shape[1]]:

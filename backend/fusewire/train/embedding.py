@@ -57,6 +57,7 @@ class _Lookup(Function):
         refuse_create_graph()
         (ids,) = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+        rows = rows.float() if rows.device.type == "cpu" else rows
         ids = ids.reshape(-1).contiguous()
         if ctx.padding_idx is not None:
             ids, rows = _without(ctx.padding_idx, ids, rows)

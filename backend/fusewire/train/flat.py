@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 from torch.nn import Module, Parameter
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fusewire.errors import ConfigurationError
 from fusewire.train.probes import Probes
@@ -25,19 +24,6 @@ from fusewire.train.slot import NO_PASS, Slot, check_kind
 
 # Parameters of whole cache lines (16 fp32 elements) are aligned to one: others come last.
 _CACHE_LINE = 16
-
-
-def _count_writes(optimizer: Optimizer, *_: object) -> None:
-    """Optimizer hook: counts the writes to parameters. Torch's fused optimizers and ours do not
-    count theirs (`_version` stays the same), others write through `.data`; the count tells which
-    packed weights are outdated."""
-    for group in optimizer.param_groups:
-        increment_version([p for p in group["params"] if p.grad is not None])
-    for flat in getattr(optimizer, "copied", ()):  # our Adam has written their copies too
-        flat.copy_was_written()
-
-
-register_optimizer_step_post_hook(_count_writes)
 
 _FLATS: weakref.WeakSet[FlatParameters] = weakref.WeakSet()  # all that have buffers
 
@@ -62,11 +48,12 @@ class GradientPlace(NamedTuple):
 
 
 class FlatParameters:
-    """All parameters of a module, fp32 on one device, as views of one buffer.
+    """All parameters of a module, fp32 or bf16 on one device, as views of one buffer. Their
+    gradients are fp32 in any case.
 
         flat = FlatParameters(model, groups=[[query.weight, key.weight, value.weight]])
         flat.relink()                 # at the start of each forward
-        flat.values, flat.gradients   # fp32 [elements]
+        flat.values, flat.gradients   # [elements]
         flat.layouts                  # times allocated: what was built on them is outdated
 
     `groups`: parameters that are adjacent in this order, so that kernels take them as one matrix.
@@ -78,8 +65,8 @@ class FlatParameters:
     buffers of its own on first use. Parameters that are added to the module later are not in the
     buffers.
 
-    Raises ConfigurationError for parameters that are not fp32 on the CPU or on one GPU, and for
-    groups that overlap or whose parameters are not the module's.
+    Raises ConfigurationError for parameters that are not all fp32 or all bf16 on the CPU or on one
+    GPU, and for groups that overlap or whose parameters are not the module's.
     """
 
     def __init__(self, module: Module, groups: Sequence[Sequence[Parameter]] = ()) -> None:
@@ -106,7 +93,7 @@ class FlatParameters:
 
     @property
     def values(self) -> torch.Tensor:
-        """fp32 [elements]"""
+        """[elements], in the parameters' dtype"""
         return self._buffers()[0]
 
     @property
@@ -115,18 +102,19 @@ class FlatParameters:
         return self._buffers()[1]
 
     def values_in(self, dtype: torch.dtype) -> torch.Tensor:
-        """`values` in this dtype, [elements]. In 16 bits it is a copy, which is written again after
-        parameters were written."""
+        """`values` in this dtype, [elements]. In another than theirs it is a copy, which is written
+        again after parameters were written."""
         values, _ = self._buffers()
-        if values.device.type == "cpu" and dtype == torch.float32:
+        if values.device.type == "cpu" and dtype == values.dtype:
             return values
         return self._copies.read(dtype, self.version())
 
     def copy_written_along(self, dtype: torch.dtype) -> AbstractContextManager[None]:
         """While the context is open, the optimizer writes `values_in(dtype)` together with the
-        parameters."""
-        self._buffers()
-        return self._copies.written_along(dtype, self.version)
+        parameters. Of parameters in 16 bits layers read no copy."""
+        values, _ = self._buffers()
+        read = dtype if values.dtype == torch.float32 else values.dtype
+        return self._copies.written_along(read, self.version)
 
     def copy_to_write(self) -> torch.Tensor | None:
         """The copy [elements] that an optimizer has to write together with the parameters, or
@@ -156,7 +144,7 @@ class FlatParameters:
 
     def begin_of(self, tensor: torch.Tensor) -> int:
         """The offset of a tensor that lies in the buffer of values, in elements."""
-        return (tensor.data_ptr() - self.values.data_ptr()) // 4
+        return (tensor.data_ptr() - self.values.data_ptr()) // self.values.element_size()
 
     def make_section(self, names: Sequence[str]) -> None:
         """Marks parameters whose gradients a backward pass computes at the same time: distributed
@@ -275,6 +263,13 @@ class FlatParameters:
             check_kind(name, parameter)
             names.setdefault(id(parameter), []).append(name)
             sizes[names[id(parameter)][0]] = parameter.numel()
+        dtypes = {parameter.dtype for parameter in self.module.parameters()} or {torch.float32}
+        if len(dtypes) > 1:
+            got = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+            raise ConfigurationError(
+                f"parameters: got {got}, wanted one dtype for all; convert the model with .float() "
+                "or .bfloat16()"
+            )
         places: dict[str, list[tuple[dict[str, Any], str]]] = {first: [] for first in sizes}
         for module in self.module.modules():
             for attribute, value in module._parameters.items():
@@ -294,7 +289,7 @@ class FlatParameters:
         self._by_begin = {slot.begin: slot for slot in self._slots if slot.shape.numel()}
         self.layouts += 1
         device = self._slots[0].parameter.device if self._slots else torch.device("cpu")
-        values = torch.empty(end, dtype=torch.float32, device=device)  # not the default dtype
+        values = torch.empty(end, dtype=dtypes.pop(), device=device)  # not the default dtype
         self._copies = RoundedCopies(values)
         self._sections: dict[int, str] = {}
         for slot in self._slots:

@@ -32,7 +32,7 @@ def add_gradient(
         if not accumulate:
             parameter.grad = to
         return None
-    apart = torch.empty_like(parameter)
+    apart = torch.empty_like(parameter, dtype=torch.float32)
     add(apart, False)
     return apart
 

@@ -12,6 +12,7 @@ from fusewire.train.torch_tensors import stream_of, view, weights_were_written
 
 # Elements that a row of logits is a multiple of on a GPU: 128 bytes in 16 bits.
 _WHOLE_ROWS = 64
+_VECTOR = 16  # bytes that kernels load at once
 
 # Rows of a weight by which writes are detected that torch does not count.
 _PROBES = 64
@@ -20,10 +21,10 @@ _Seen = tuple[int, int, list[float]]  # address, version and elements of a tenso
 
 
 class HeadWeight:
-    """A weight fp32 [classes, features] and a bias fp32 [classes], computed with in `dtype`.
+    """A weight [classes, features] and a bias [classes] of one dtype, computed with in `dtype`.
 
     Holds no reference to them. On the CPU the weight is packed for both directions; on a GPU both
-    read the weight itself, or one copy of it rounded to 16 bits.
+    read the weight itself, or one copy of it in `dtype`.
 
     `width`: the size of a row of logits. Tensor cores take rows of whole vectors, and are many
     times slower with others: on a GPU the copy for a vocabulary of another size is padded with rows
@@ -97,9 +98,12 @@ class HeadWeight:
         tensors = [tensor.detach() for tensor in self._tensors()]
         classes = tensors[0].shape[0]
         on_cpu = tensors[0].device.type == "cpu"
-        lies_well = self.dtype == torch.float32 and all(t.is_contiguous() for t in tensors)
+        lies_well = all(
+            t.dtype == self.dtype and t.is_contiguous() and t.data_ptr() % _VECTOR == 0
+            for t in tensors
+        )
         if on_cpu or (lies_well and self.width == classes):
-            return [view(tensor.contiguous()) for tensor in tensors]
+            return [view(tensor.to(self.dtype).contiguous()) for tensor in tensors]
         if not self._copies:
             with torch.inference_mode(mode=False):  # they are written again in training
                 self._copies = [

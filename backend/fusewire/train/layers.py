@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 
 from fusewire.errors import ConfigurationError
 from fusewire.models.blueprint import Stack
@@ -69,9 +70,22 @@ class TrainedLayers:
         RoPE. `layers`: transformers' own, whose gradient_checkpointing is respected. `source`: what
         cross attentions read."""
         self.flat.relink()
+        of_parameters = self.flat.values.dtype
+        if of_parameters != torch.float32:
+            _refuse_ddp(of_parameters)
         training = self.modules.training
         checkpointing = any(getattr(layer, "gradient_checkpointing", False) for layer in layers)
         recompute = "layer" if checkpointing else self.recompute
         for segment in self.segments:
             x = segment(x, packed, positions, source, training=training, recompute=recompute)
-        return x
+        # Heads of 16 bits take 16 bits, also on a CPU, where layers compute in fp32.
+        return x if of_parameters == torch.float32 else x.to(of_parameters)
+
+
+def _refuse_ddp(dtype: torch.dtype) -> None:
+    if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
+        raise ConfigurationError(
+            f"DistributedDataParallel: got parameters in {dtype} with gradients in torch.float32, "
+            "wanted both in float32, as its buckets have the parameters' dtype; take whole steps "
+            "with Step and Adam(process_group=...), or convert the model with .float()"
+        )

@@ -25,4 +25,5 @@ class TrainedBias:
 
     def __call__(self) -> torch.Tensor:
         """fp32 [heads, distances]."""
-        return embedding(self._buckets, self._flat.parameter(self.name)).t().contiguous()
+        table = self._flat.parameter(self.name)
+        return embedding(self._buckets, table).float().t().contiguous()

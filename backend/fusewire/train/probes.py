@@ -28,4 +28,4 @@ class Probes:
         return not torch.equal(before, self._numbers)
 
     def _now(self) -> torch.Tensor:
-        return self._values[self._places].view(torch.int32)  # so that NaN equals itself
+        return self._values[self._places].float().view(torch.int32)  # so that NaN equals itself

@@ -25,7 +25,8 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
 
         model = fusewire.train.replace(AutoModelForSequenceClassification.from_pretrained(...))
 
-    Its parameters become views of one buffer (`FlatParameters`). Padded batches are packed before
+    Its parameters, fp32 or bf16, become views of one buffer (`FlatParameters`); their gradients are
+    fp32. Padded batches are packed before
     the layers and padded again with zeros after them; a batch of DataCollatorWithFlattening is
     taken as it is. In encoder-decoder models sources and targets are packed; where a target has
     labels and no mask, everything after its last label is padding. Embeddings and heads stay those
@@ -48,7 +49,7 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
 
     Raises Unsupported for a model with none of the architectures in `families.FAMILIES`, or with
     parts that cannot be trained or differ from its config; ConfigurationError for parameters that
-    are not fp32 on the CPU or on one GPU.
+    are not all fp32 or all bf16, on the CPU or on one GPU.
     """
     # They need transformers, whose model this is.
     from fusewire.train.families import FAMILIES, LABELLED, Forward

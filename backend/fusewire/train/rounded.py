@@ -13,8 +13,8 @@ Version = tuple[int, int, int]  # FlatParameters.version
 
 
 class RoundedCopies:
-    """Copies of a buffer of parameters, fp32 [elements], one per dtype, each with the version of
-    the parameters that it was made from. For fp32 it is the buffer itself.
+    """Copies of a buffer of parameters [elements], one per dtype, each with the version of the
+    parameters that it was made from. For the buffer's dtype it is the buffer itself.
 
     In a loop of steps the optimizer writes a copy together with the parameters (`written_along`).
     Otherwise the copy is made again after each step, as parameters may have been written in a way
@@ -31,7 +31,7 @@ class RoundedCopies:
     def read(self, dtype: torch.dtype, now: Version) -> torch.Tensor:
         """The copy [elements] in this dtype, made again if its version is not `now`."""
         if dtype not in self._copies:
-            whole = dtype == torch.float32
+            whole = dtype == self._values.dtype
             with torch.inference_mode(mode=False):  # it is written in training later
                 self._copies[dtype] = (
                     self._values if whole else torch.empty_like(self._values, dtype=dtype)
@@ -62,10 +62,10 @@ class RoundedCopies:
 
     def to_write(self, now: Version) -> torch.Tensor | None:
         """The copy that an optimizer writes together with the parameters, if its version is `now`.
-        None on a CPU, whose kernels read fp32 only."""
+        None on a CPU, where kernels pack what they read."""
         if self._along is None or self._values.device.type == "cpu":
             return None
-        is_copy = self._along != torch.float32 and self._versions.get(self._along) == now
+        is_copy = self._along != self._values.dtype and self._versions.get(self._along) == now
         return self._copies[self._along] if is_copy else None
 
     def was_written(self, now: Version) -> None:

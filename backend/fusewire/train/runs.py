@@ -37,7 +37,8 @@ class Member(NamedTuple):
 
 class Run:
     """Some parameters, of one or several groups of an optimizer, whose values, gradients and
-    moments are each one fp32 array [elements] in memory. It may begin or end inside of a parameter.
+    moments are each one array [elements] in memory: values fp32 or bf16, the others fp32. It may
+    begin or end inside of a parameter.
 
     `state`: the optimizer's, by parameter; moments that are not one array yet become views of new
     ones. `update`: betas, eps, whether decay is decoupled, and the number of steps taken, which all
@@ -76,9 +77,11 @@ class Run:
         """Updates values and moments with the `factors` of kernels.adam, and its elements of
         `copy`, a copy of the buffer of `flat`."""
         beta1, beta2, eps, decoupled, _ = self.update
-        if copy is not None and self.flat is not None:
-            begin = self.flat.begin_of(self.parameters[0]) + self._members[0].begin
-            copy = copy[begin : begin + self.elements]
+        # The place in the buffer: where processes share the work, the numbers by which values are
+        # rounded are those of a single process.
+        begin = 0 if self.flat is None else self.flat.begin_of(self.parameters[0])
+        begin += self._members[0].begin
+        copy = None if copy is None else copy[begin : begin + self.elements]
         kernels.adam(
             self.values,
             gradients,
@@ -93,6 +96,7 @@ class Run:
             factors,
             decoupled,
             None if copy is None else view(copy),
+            begin,
             stream_of(self.device),
         )
 
@@ -167,8 +171,9 @@ def _continues(before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def follows(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether a contiguous fp32 tensor begins where another ends, in the same allocation."""
-    if after.data_ptr() != before.data_ptr() + 4 * before.numel():
+    """Whether a contiguous tensor begins where another of its dtype ends, in the same
+    allocation."""
+    if after.dtype != before.dtype or after.data_ptr() != before.data_ptr() + before.nbytes:
         return False
     storages = (each.untyped_storage().data_ptr() for each in (before, after))
     return len({*storages}) == 1 or allocation(after) == allocation(before)
@@ -181,7 +186,7 @@ def allocation(tensor: torch.Tensor) -> FlatParameters | int:
 
 
 def array(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Adjacent tensors as one, fp32 [elements]: their memory, not a copy."""
+    """Adjacent tensors as one [elements]: their memory, not a copy."""
     elements = sum(tensor.numel() for tensor in tensors)
     first = tensors[0].detach()
     if (flat := flat_of(first)) is not None:

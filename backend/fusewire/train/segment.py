@@ -80,9 +80,9 @@ class Segment:
         training: bool,
         recompute: str,
     ) -> torch.Tensor:
-        """x [tokens, hidden] fp32 -> the output of the layers, with dropout if `training`. On a GPU
-        under autocast x may have autocast's dtype, in which the layers compute and which the output
-        has.
+        """x [tokens, hidden] -> the output of the layers, with dropout if `training`. x is fp32, or
+        has the parameters' dtype or that which the layers compute in (computed_in), which the
+        output has.
 
         positions [tokens]: for RoPE. source: what cross attentions read. recompute: none, norm,
         activation or layer.
@@ -94,9 +94,10 @@ class Segment:
         states, of_source = (None, None) if source is None else source
         inputs = [x] if states is None else [x, states]
         device = self.flat.values.device
-        dtype = computed_in(device)
+        dtype = computed_in(device, self.flat.values.dtype)
+        known = (torch.float32, self.flat.values.dtype, dtype)
         for given in inputs:
-            if given.dtype not in (torch.float32, dtype) or given.device != device:
+            if given.dtype not in known or given.device != device:
                 raise ConfigurationError(
                     f"training: got hidden states of {given.dtype} on {given.device}, wanted "
                     f"float32 on {'the CPU' if device.type == 'cpu' else device}; turn autocast "

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from fusewire.errors import ConfigurationError
 from fusewire.kernels import cuda_built
 
+_DTYPES = (torch.float32, torch.bfloat16)
 NO_PASS = -1  # torch's id of the running backward pass, where none runs
 
 
@@ -41,7 +42,8 @@ class Slot:
 
     def is_in(self, buffer: torch.Tensor, tensor: torch.Tensor | None) -> bool:
         """Whether a tensor is the slice of the buffer."""
-        return tensor is not None and tensor.data_ptr() == buffer.data_ptr() + 4 * self.begin
+        begin = buffer.data_ptr() + buffer.element_size() * self.begin
+        return tensor is not None and tensor.data_ptr() == begin
 
     def is_linked(self, values: torch.Tensor) -> bool:
         """Whether every module still has the parameter, and the parameter is still the slice."""
@@ -64,6 +66,11 @@ class Slot:
                 "replaced; change shapes before"
             )
         check_kind(self.names[0], first)
+        if first.dtype != values.dtype:
+            raise ConfigurationError(
+                f"{self.names[0]}: got {first.dtype}, wanted {values.dtype} as when its module was "
+                "replaced; convert the model before"
+            )
         if first.device != values.device:
             raise ConfigurationError(
                 f"{self.names[0]}: got it on {first.device}, wanted {values.device} as when its "
@@ -84,6 +91,7 @@ class Slot:
             slice_ = self._with_its_own_storage(values)
             slice_.copy_(first.detach())
             first.data = slice_
+        _make_gradients_fp32(first)
         self.parameter, self._edge = first, None
 
     def _with_its_own_storage(self, buffer: torch.Tensor) -> torch.Tensor:
@@ -135,14 +143,28 @@ class Slot:
         )
 
 
+def _make_gradients_fp32(parameter: Parameter) -> None:
+    """For a parameter in 16 bits: kernels add up gradients in fp32."""
+    if parameter.dtype == torch.float32 or parameter.grad_dtype == torch.float32:
+        return
+    gradient, parameter.grad = parameter.grad, None
+    parameter.grad_dtype = torch.float32
+    parameter.grad = None if gradient is None else gradient.float()
+
+
 def check_kind(name: str, parameter: Parameter) -> None:
     """Raises ConfigurationError for a parameter that kernels cannot train."""
     places = ("cpu", "cuda") if cuda_built() else ("cpu",)
-    if parameter.dtype != torch.float32 or parameter.device.type not in places:
+    if parameter.dtype not in _DTYPES or parameter.device.type not in places:
         raise ConfigurationError(
             f"{name}: got {str(parameter.dtype).removeprefix('torch.')} on {parameter.device}, "
-            f"wanted float32 on {' or '.join(places)}; convert the model with .float() and move it "
-            "there, or train it with transformers itself"
+            f"wanted float32 or bfloat16 on {' or '.join(places)}; convert the model with .float() "
+            "and move it there, or train it with transformers itself"
+        )
+    if parameter.dtype != torch.float32 and not hasattr(parameter, "grad_dtype"):
+        raise ConfigurationError(
+            f"{name}: got bfloat16 with torch {torch.__version__}, wanted torch 2.10 or later, "
+            "whose bfloat16 parameters can have float32 gradients; convert the model with .float()"
         )
     if parameter.is_inference():
         raise ConfigurationError(

@@ -69,8 +69,8 @@ class Step:
     computes what is minimised, by default `model(**batch).loss`; it must not synchronise.
     `CrossEntropy().of_model` is one that never holds the logits of a whole batch, and computes none
     of padding.
-    `dtype`: autocast's; float32 disables it. `scaler`: a torch.amp.GradScaler, for float16: its
-    scale, which is updated as in torch, is on the device.
+    `dtype`: autocast's; float32 disables it. Parameters in bfloat16 need none. `scaler`: a
+    torch.amp.GradScaler, for float16: its scale, which is updated as in torch, is on the device.
     After a step `.grad` is None, or zeros for parameters that `replace` did not see.
 
     On the CPU each step runs eagerly, in float32. Raises ConfigurationError for a model that was

@@ -56,7 +56,7 @@ class StepFactors:
         for (p, _), taken in zip(members, steps, strict=True):
             state[p]["step"] = taken
         firsts = np.cumsum([0, *(len(run.parameters) for run in runs)], dtype=np.int64)[:-1]
-        self._factors = torch.empty(len(runs), 3, dtype=torch.float32, device=home)
+        self._factors = torch.empty(len(runs), 4, dtype=torch.float32, device=home)
         self._rows = list(self._factors)
         self._results = [view(t) for t in (self._factors, self.norm, self.skipped, steps)]
         self._settings = [

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 
+from fusewire.errors import ConfigurationError
 from fusewire.kernels import Stream, Tensor
 
 
@@ -34,11 +35,21 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def computed_in(device: torch.device) -> torch.dtype:
-    """Autocast's dtype where it is enabled for a GPU, otherwise fp32."""
-    if device.type == "cpu" or not torch.is_autocast_enabled(device.type):
+def computed_in(device: torch.device, parameters: torch.dtype) -> torch.dtype:
+    """The dtype that kernels compute in: fp32 on a CPU; on a GPU autocast's where it is enabled,
+    otherwise that of the parameters. Raises ConfigurationError for an autocast to another dtype
+    than that of parameters in 16 bits."""
+    if device.type == "cpu":
         return torch.float32
-    return torch.get_autocast_dtype(device.type)
+    if not torch.is_autocast_enabled(device.type):
+        return parameters
+    dtype = torch.get_autocast_dtype(device.type)
+    if parameters not in (torch.float32, dtype):
+        raise ConfigurationError(
+            f"autocast: got {dtype} with parameters in {parameters}, wanted {parameters}; or keep "
+            "parameters in float32"
+        )
+    return dtype
 
 
 def weights_were_written(device: torch.device) -> None:

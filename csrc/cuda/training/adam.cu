@@ -1,8 +1,10 @@
 // Adam on flat parameters, and casts of fp32 values to the element type of the kernels. Each is one
 // pass over memory, whose bandwidth bounds it.
 #include <cmath>
+#include <type_traits>
 
 #include "core/adam.h"
+#include "core/stochastic_rounding.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/rows/row.h"
@@ -39,23 +41,45 @@ struct Segment {
   }
 };
 
+// kWidth neighbouring elements, `at` being the first one's place in the step's random numbers: they
+// share a counter.
+template <int kWidth>
+__device__ __forceinline__ void store_rounded(Pack<__nv_bfloat16, kWidth>* to,
+                                              const float (&after)[kWidth], int64_t at,
+                                              uint32_t step) {
+  static_assert(kRoundingGroup % kWidth == 0);
+  const PhiloxWords words = rounding_words(at, step);
+  Pack<__nv_bfloat16, kWidth> rounded;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const uint32_t bits =
+        stochastically_rounded(__float_as_uint(after[j]), rounding_number(words, at + j));
+    rounded.at[j] = __ushort_as_bfloat16(static_cast<unsigned short>(bits >> 16));
+  }
+  *to = rounded;
+}
+
 // A thread updates kWidth neighbouring elements, n times. Their loads are in flight while it looks
-// for the segment of the first one.
-template <class T, int kWidth, int n>
+// for the segment of the first one. Parameters are float, or the bfloat16 of kHalf.
+template <class T, bool kHalf, int kWidth, int n>
 __global__ void __launch_bounds__(kAdamBlock) adam_elements(AdamArguments a) {
   using P = Pack<float, kWidth>;
+  using Parameter = std::conditional_t<kHalf, __nv_bfloat16, float>;
+  using Parameters = Pack<Parameter, kWidth>;
   wait_for_inputs();
   const float scale = a.factors[0], first_correction = a.factors[1];
   const float second_correction = a.factors[2];
   const float beta1_rest = static_cast<float>(1.0 - a.beta1), beta2 = static_cast<float>(a.beta2);
   const float beta2_rest = static_cast<float>(1.0 - a.beta2), eps = static_cast<float>(a.eps);
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * n * kAdamBlock + threadIdx.x) * kWidth;
-  P parameters[n], gradients[n], averages[n], squares[n];
+  Parameter* const parameters = static_cast<Parameter*>(a.parameters);
+  Parameters values[n];
+  P gradients[n], averages[n], squares[n];
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     const int64_t e = first + i * kAdamBlock * kWidth;
     if (e >= a.count) continue;
-    parameters[i] = *reinterpret_cast<const P*>(a.parameters + e);
+    values[i] = *reinterpret_cast<const Parameters*>(parameters + e);
     gradients[i] = *reinterpret_cast<const P*>(a.gradients + e);
     averages[i] = *reinterpret_cast<const P*>(a.exp_avg + e);
     squares[i] = *reinterpret_cast<const P*>(a.exp_avg_sq + e);
@@ -67,28 +91,34 @@ __global__ void __launch_bounds__(kAdamBlock) adam_elements(AdamArguments a) {
   for (int i = 0; i < n; ++i) {
     const int64_t e = first + i * kAdamBlock * kWidth;
     if (e >= a.count) continue;
-    Pack<T, kWidth> shadow;
+    P after;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       while (e + j >= segment.end && segment.at + 1 < a.segment_count) {
         segment.load(a, first_correction, segment.at + 1);
       }
-      const float before = parameters[i].at[j];
+      const float before = to_float(values[i].at[j]);
       const float gradient = gradients[i].at[j] * scale + before * segment.decay;
       const float old = averages[i].at[j], average = old + (gradient - old) * beta1_rest;
       const float square = squares[i].at[j] * beta2 + gradient * gradient * beta2_rest;
       const float deviation = sqrtf(square) * second_correction + eps;
-      const float after = before * segment.shrink - average * segment.step_size / deviation;
-      parameters[i].at[j] = after;
+      after.at[j] = before * segment.shrink - average * segment.step_size / deviation;
       averages[i].at[j] = average;
       squares[i].at[j] = square;
-      shadow.at[j] = from_float<T>(after);
     }
-    *reinterpret_cast<P*>(a.parameters + e) = parameters[i];
     *reinterpret_cast<P*>(a.exp_avg + e) = averages[i];
     *reinterpret_cast<P*>(a.exp_avg_sq + e) = squares[i];
-    if (a.shadow) {
-      *reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(a.shadow) + e) = shadow;
+    if constexpr (kHalf) {
+      store_rounded(reinterpret_cast<Parameters*>(parameters + e), after.at, a.first + e,
+                    static_cast<uint32_t>(a.factors[3]));
+    } else {
+      *reinterpret_cast<P*>(parameters + e) = after;
+      if (a.shadow) {
+        Pack<T, kWidth> shadow;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) shadow.at[j] = from_float<T>(after.at[j]);
+        *reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(a.shadow) + e) = shadow;
+      }
     }
   }
 }
@@ -118,20 +148,31 @@ unsigned blocks_for(int64_t count, int64_t of_a_thread) {
   return static_cast<unsigned>((count + of_a_block - 1) / of_a_block);
 }
 
+template <class T, bool kHalf>
+void launch_adam(const AdamArguments& a, bool parameters_fit, const Stream& stream) {
+  constexpr int n = 2;
+  const bool fours = parameters_fit && a.count % kFour == 0 && fours_fit<float>(a.gradients) &&
+                     fours_fit<float>(a.exp_avg) && fours_fit<float>(a.exp_avg_sq);
+  if (fours) {
+    launch(adam_elements<T, kHalf, kFour, n>, blocks_for(a.count, kFour * n), kAdamBlock, 0, stream,
+           a);
+  } else {
+    launch(adam_elements<T, kHalf, 1, n>, blocks_for(a.count, n), kAdamBlock, 0, stream, a);
+  }
+  end_weights(stream);
+}
+
 }  // namespace
 
 template <class T>
 void adam(const AdamArguments& a, const Stream& stream) {
-  constexpr int n = 2;
-  const bool fours = a.count % kFour == 0 && fours_fit<float>(a.parameters) &&
-                     fours_fit<float>(a.gradients) && fours_fit<float>(a.exp_avg) &&
-                     fours_fit<float>(a.exp_avg_sq) && fours_fit<T>(a.shadow);
-  if (fours) {
-    launch(adam_elements<T, kFour, n>, blocks_for(a.count, kFour * n), kAdamBlock, 0, stream, a);
-  } else {
-    launch(adam_elements<T, 1, n>, blocks_for(a.count, n), kAdamBlock, 0, stream, a);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (a.half) {
+      launch_adam<T, true>(a, fours_fit<T>(a.parameters) && a.first % kFour == 0, stream);
+      return;
+    }
   }
-  end_weights(stream);
+  launch_adam<T, false>(a, fours_fit<float>(a.parameters) && fours_fit<T>(a.shadow), stream);
 }
 
 template <class T>

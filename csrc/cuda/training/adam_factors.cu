@@ -50,10 +50,11 @@ __global__ void __launch_bounds__(kFactorsBlock) factors_of(AdamFactorsArguments
   const float taken = good ? 1.0f : 0.0f;
   for (int64_t run = threadIdx.x; run < a.runs; run += kFactorsBlock) {
     const double steps = a.steps[a.firsts[run]] + taken;
-    float* factors = a.factors + 3 * run;
+    float* factors = a.factors + 4 * run;
     factors[0] = good ? static_cast<float>(clip * unscale) : NAN;
     factors[1] = static_cast<float>(-1.0 / expm1(steps * a.log_betas[2 * run]));
     factors[2] = static_cast<float>(1.0 / sqrt(-expm1(steps * a.log_betas[2 * run + 1])));
+    factors[3] = static_cast<float>(steps);
   }
   __syncthreads();  // from here on the runs have read their step counts
   for (int64_t member = threadIdx.x; member < a.members; member += kFactorsBlock) {
