@@ -25,7 +25,7 @@ from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.beams_ahead import BeamsAhead, FoundBeams
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
 from fusewire.engine.kv_cache import KvCache
-from fusewire.engine.sampling import Sampler
+from fusewire.engine.logits_processor import LogitsProcessor
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.placement import Placement
 
@@ -41,14 +41,13 @@ class BeamGroups:
         self,
         place: Placement,
         vocab_size: int,
-        sampler: Sampler,
         pages: KvCache,
         memory: DecoderCache,
         ahead: BeamsAhead,
     ) -> None:
         self._place = place
-        self._sampler = sampler
-        self._choice = BeamChoice(place, vocab_size, sampler)
+        self._processor = LogitsProcessor(place, vocab_size)
+        self._choice = BeamChoice(place, vocab_size, self._processor)
         self._forks = BeamForks(pages, memory)
         self._pages = pages
         self._ahead = ahead
@@ -156,7 +155,7 @@ class BeamGroups:
         if not cohort.kind.processed:
             return logits
         log_probs = self._choice.log_probs(logits)
-        self._sampler.bias(log_probs, cohort.biases(self._sampler))
+        self._processor.bias(log_probs, cohort.biases(self._processor))
         return log_probs
 
     def _cohort_of(self, found: FoundBeams) -> BeamCohort | None:
