@@ -130,8 +130,8 @@ MAY_IMPORT = {
     },
     "engine.generation_scheduler": {
         "errors",
+        "engine.ahead_planner",
         "engine.beam_pasts",
-        "engine.beam_rows",
         "engine.capacity",
         "engine.generation_queue",
         "engine.generation_sequence",
@@ -141,7 +141,19 @@ MAY_IMPORT = {
         "engine.running_sequences",
         "engine.sequence_admission",
     },
-    "engine.running_sequences": {"engine.decode_rows", "engine.generation_sequence"},
+    "engine.ahead_planner": {
+        "engine.beam_rows",
+        "engine.generation_queue",
+        "engine.generation_step",
+        "engine.kv_cache",
+        "engine.running_sequences",
+        "engine.sequence_admission",
+    },
+    "engine.running_sequences": {
+        "engine.decode_rows",
+        "engine.generation_sequence",
+        "engine.kv_cache",
+    },
     "engine.sequence_admission": {
         "engine.generation_queue",
         "engine.generation_sequence",
@@ -249,7 +261,7 @@ MAY_IMPORT = {
     "engine.best_of": {"errors", "engine.continuation"},
     "engine.deltas": {"errors", "engine.best_of", "engine.continuation"},
     "engine.beam_rows": set(),
-    "engine.decode_rows": {"engine.generation_sequence"},
+    "engine.decode_rows": {"engine.generation_sequence", "engine.kv_cache"},
     "engine.beam_candidates": {"kernels", "placement"},
     "engine.beam_cohort": {
         "kernels",
