@@ -109,6 +109,12 @@ MAY_IMPORT = {
     "engine.forecast": set(),
     "engine.place": {"engine.generation_sequence"},
     "engine.sequence_times": {"engine.costs", "engine.forecast", "engine.place"},
+    "engine.queue_forecast": {
+        "engine.forecast",
+        "engine.place",
+        "engine.sequence_times",
+        "engine.tenant_shares",
+    },
     "engine.admission": {
         "errors",
         "engine.admission_block",
@@ -117,6 +123,7 @@ MAY_IMPORT = {
         "engine.due_times",
         "engine.forecast",
         "engine.place",
+        "engine.queue_forecast",
         "engine.sequence_times",
         "engine.tenant_shares",
     },
