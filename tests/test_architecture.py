@@ -88,11 +88,12 @@ MAY_IMPORT = {
     "engine.beam_pasts": {"engine.page_pool"},
     "engine.kv_cache": {
         "errors",
-        "engine.beam_pasts",
         "engine.page_pool",
+        "engine.search_pages",
         "engine.sequence_pages",
         "engine.source_pages",
     },
+    "engine.search_pages": {"engine.beam_pasts", "engine.page_pool", "engine.sequence_pages"},
     "engine.sequence_pages": {"engine.source_pages"},
     "engine.generation_sequence": {
         "engine.beam_rows",

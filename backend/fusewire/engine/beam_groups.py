@@ -101,7 +101,7 @@ class BeamGroups:
         if cohort.needs_pages:
             fresh = self._give_pages(cohort, cohort.offsets)
         if reserved:
-            self._pages.reserve_for_beams(cohort.taken, reserved)
+            self._pages.beams.reserve(cohort.taken, reserved)
             cohort.reserved = True
         found.prepared = True
         process = partial(self._processed, cohort=cohort)
@@ -134,7 +134,7 @@ class BeamGroups:
             step.offsets, step.parents, cohort.pages, cohort.taken, forked=found.forked
         )
         if found.prepared and not found.forked:
-            self._pages.take_for_beams(cohort.taken, [0] * len(cohort.taken))
+            self._pages.beams.take(cohort.taken, [0] * len(cohort.taken))
             cohort.reserved = False
         cohort.go_on(step)
         return _told(step, cohort.rows.sequences, cohort.groups)

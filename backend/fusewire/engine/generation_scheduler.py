@@ -212,7 +212,7 @@ class GenerationScheduler:
             step.beams, reserved = beams_of(step.groups, self._cache)
             if any(reserved):
                 pages = [group.pages for group in step.groups if group.pages is not None]
-                self._cache.reserve_for_beams(pages, reserved)
+                self._cache.beams.reserve(pages, reserved)
         budget -= step.beams
         for sequence in prompts:
             if not budget:
@@ -247,7 +247,7 @@ class GenerationScheduler:
             assert sequence.histories is not None
             sequence.pasts, of_beams = pasts_of(sequence.token_ids, sequence.histories())
             beams = [of_beams.index(past) for past in range(len(sequence.pasts))]
-            self._cache.suspend_beams(pages, sequence.pasts, rows.block_table[beams].tolist())
+            self._cache.beams.suspend(pages, sequence.pasts, rows.block_table[beams].tolist())
         self._stop(sequence)
         self._waiting.add(sequence)
         self.preemptions += 1
