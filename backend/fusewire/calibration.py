@@ -19,6 +19,7 @@ from fusewire.batch import Batch
 from fusewire.batch import Sequence as TokenSequence
 from fusewire.calibration_texts import Ids, calibration_texts
 from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.matrix_formats import MatrixFormats
 from fusewire.models import (
     DecoderModel,
     EncoderModel,
@@ -99,9 +100,10 @@ def calibrate(
             "leave it out"
         )
     served = Precision.of(device, dtype, quantize)
-    place = _Trials("cpu", dtype if device == "cpu" else "auto", quantize)
-    place.takes_vocabulary = served.vocabulary == served.layers
-    place.takes_int4 = device == "cpu"
+    place = _PackedOnce("cpu", dtype if device == "cpu" else "auto", quantize)
+    place.matrices = trials = _Trials(place.precision, place.stream)
+    trials.takes_vocabulary = served.vocabulary == served.layers
+    trials.takes_int4 = device == "cpu"
     load: Callable[[], DecoderModel | EncoderModel] = (
         (lambda: load_decoder(folder, place))
         if task == "generate"
@@ -116,11 +118,11 @@ def calibrate(
             "wanted finite ones to compare with; correct the weights, or give texts that the model "
             "can answer"
         )
-    found, dtype = dict(place.found), served.weights
+    found, dtype = dict(trials.found), served.weights
     del exact
 
     def error(chosen: Collection[str]) -> float:
-        place.quantized = frozenset(chosen)
+        trials.quantized = frozenset(chosen)
         off = np.linalg.norm(_results(load(), texts) - truth)
         return float(off / np.linalg.norm(truth))
 
@@ -138,30 +140,36 @@ def calibrate(
     return Calibration(tuple(matrices), quantize, together, len(texts), tokens, skipped)
 
 
-class _Trials(Placement):
-    """A Placement for models that differ only in which matrices are `quantized`. It packs each
-    matrix once per format."""
+class _Trials(MatrixFormats):
+    """Formats of models that differ only in which matrices are `quantized`."""
 
-    def __init__(self, device: str, dtype: str, quantize: str) -> None:
-        super().__init__(device, dtype, quantize)
+    def __init__(self, precision: Precision, stream: kernels.Stream) -> None:
+        super().__init__(precision, stream)
         self.quantized: frozenset[str] = frozenset()
         # Matrices that can be quantised: shape, format if quantised, format if not (None: dtype).
         self.found: dict[str, tuple[tuple[int, ...], str, str | None]] = {}
         self.takes_vocabulary = True
         self.takes_int4 = True
-        self._known: dict[tuple[str, str], kernels.Linear] = {}
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         return self.takes_vocabulary and super().quantizes(name, shape)
 
-    def int4_format(self, name: str, shape: tuple[int, ...]) -> str:
-        return super().int4_format(name, shape) if self.takes_int4 else "int4"
+    def int4(self, name: str, shape: tuple[int, ...]) -> str:
+        return super().int4(name, shape) if self.takes_int4 else "int4"
 
-    def _chosen(
+    def _choose(
         self, name: str, shape: tuple[int, ...], quantized: str, exact: str | None = None
     ) -> str:
         self.found[name] = shape, quantized, exact
-        return quantized if name in self.quantized else exact or self.precision.weights
+        return quantized if name in self.quantized else exact or self._precision.weights
+
+
+class _PackedOnce(Placement):
+    """Packs each matrix of models with the same weights once per format."""
+
+    def __init__(self, device: str, dtype: str, quantize: str) -> None:
+        super().__init__(device, dtype, quantize)
+        self._known: dict[tuple[str, str], kernels.Linear] = {}
 
     def _packed(
         self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str, stored: str

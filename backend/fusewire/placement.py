@@ -1,5 +1,5 @@
 """Where a model's tensors are, and how precise they are: one stream of one device, one compute
-dtype, and the formats of weights.
+dtype, and the formats of weights (matrix_formats.py).
 
 Models and tasks move all data through a Placement and never ask which device it is: on the CPU its
 transfers are views, on GPUs they are copies.
@@ -19,7 +19,8 @@ from fusewire import kernels
 from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
 from fusewire.float_types import converted, widened
-from fusewire.precision import Precision, check_kv_cache_dtype, check_skipped, skipped
+from fusewire.matrix_formats import MatrixFormats
+from fusewire.precision import Precision, check_kv_cache_dtype
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 _MIDDLE = 8  # the zero point of symmetric 4-bit weights
@@ -52,10 +53,7 @@ class Placement:
         self._quantize = quantize
         self._kv_cache_dtype = kv_cache_dtype
         self.precision = self._precision(dtype)
-        self._quantize_skip = skipped(quantize_skip)
-        self.formats: dict[str, str] = {}  # by name, of loaded matrices that can be quantised
-        # By name, of a folder's quantised matrices: whether they are computed as they are stored.
-        self.as_stored: dict[str, bool] = {}
+        self.matrices = MatrixFormats(self.precision, self.stream, quantize_skip)
 
     @property
     def device(self) -> str:
@@ -71,6 +69,11 @@ class Placement:
         """The data type of keys and values in a cache: that of the computation, or uint8 for float8
         e4m3 codes."""
         return "uint8" if self._kv_cache_dtype == "fp8" else self.dtype
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """The formats of loaded matrices that can be quantised, by name."""
+        return self.matrices.chosen
 
     @property
     def overlaps(self) -> bool:
@@ -91,6 +94,7 @@ class Placement:
             )
         other = copy(self)
         other.precision = self._precision("bfloat16")
+        other.matrices = self.matrices.in_precision(other.precision)
         return other
 
     def _precision(self, dtype: str) -> Precision:
@@ -188,16 +192,7 @@ class Placement:
     ) -> kernels.Linear:
         """As `linear`, for a layer: in the format that `quantize` asks for, unless `quantize_skip`
         has `name`."""
-        stored = self._chosen(name, weight.shape, self.precision.layers)
-        return self._packed(weight, bias, name, stored)
-
-    def multiplies(self, name: str, shape: tuple[int, ...], stored: str) -> bool:
-        """Whether a matrix that a checkpoint has in the format `stored` is to be a `codes_linear`:
-        if the device has kernels for the format, whatever `quantize` is, and `quantize_skip` does
-        not name it."""
-        if stored not in kernels.weight_formats(self.dtype, self.stream):
-            return False
-        return self._chosen(name, shape, stored) == stored
+        return self._packed(weight, bias, name, self.matrices.layer(name, weight.shape))
 
     def codes_linear(
         self,
@@ -225,19 +220,6 @@ class Placement:
             scales=on_host[1],
             input_scale=input_scale,
         )
-
-    @property
-    def has_int4(self) -> bool:
-        """Whether there are kernels for 4-bit weights."""
-        return "int4" in kernels.weight_formats(self.dtype, self.stream)
-
-    def int4_format(self, name: str, shape: tuple[int, ...]) -> str:
-        """Returns the format of a matrix that a checkpoint has in 4 bits: int4, or w4a8 where a CPU
-        is to multiply in int8, which also rounds the input. A matrix that `quantize_skip` names is
-        int4 where it would be w4a8, and is dequantised otherwise."""
-        if self.device == "cpu" and self.precision.layers == "int8":
-            return self._chosen(name, shape, "w4a8", "int4")
-        return self._chosen(name, shape, "int4")
 
     def int4_linear(
         self,
@@ -267,15 +249,6 @@ class Placement:
         ]
         return kernels.Linear.of_int4(*on_host[:4], self.stream, format=stored, order=on_host[4])
 
-    def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix of the vocabulary is to be a quantised `vocabulary_linear`."""
-        precision = self.precision
-        if precision.vocabulary == precision.weights:
-            if name in self._quantize_skip:  # measured for a device that would quantise it
-                self.formats[name] = precision.weights
-            return False
-        return self._chosen(name, shape, precision.vocabulary) == precision.vocabulary
-
     def vocabulary_linear(
         self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str
     ) -> kernels.Linear:
@@ -283,30 +256,16 @@ class Placement:
         embeddings."""
         return self._packed(weight, bias, name, self.precision.vocabulary)
 
-    def _chosen(
-        self, name: str, shape: tuple[int, ...], quantized: str, exact: str | None = None
-    ) -> str:
-        """Returns and records the format of a matrix: `quantized`, or if `quantize_skip` names it
-        `exact`, by default the format of all weights."""
-        skipped = name in self._quantize_skip
-        self.formats[name] = (exact or self.precision.weights) if skipped else quantized
-        return self.formats[name]
-
     @property
     def described(self) -> str:
-        """Describes the precision, with the formats of the loaded models' matrices and of keys and
-        values; and where only some of a folder's quantised matrices are dequantised, how many."""
-        stored = [self.precision.weights, *self.formats.values()]
-        count, kept = len(self.as_stored), sum(self.as_stored.values())
-        rest = f"{count - kept} of {count} quantised matrices dequantised" if kept else ""
-        return self.precision.with_weights(
-            stored, self._kv_cache_dtype, rest if kept < count else ""
-        )
+        """Describes the precision, and the formats of the loaded models' matrices and of keys and
+        values."""
+        return self.matrices.described(self._kv_cache_dtype)
 
     def check_skipped(self) -> None:
         """To be called after models were loaded: raises ConfigurationError if quantize_skip names
         no matrix of theirs."""
-        check_skipped(self._quantize_skip, self.formats)
+        self.matrices.check_skipped()
 
     def linear_of(
         self,

@@ -18,8 +18,10 @@ from fusewire import kernels
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.engine.sampling import Sampler, SamplingRows, SamplingState
+from fusewire.engine.sampling import Sampler
+from fusewire.engine.sampling_rows import SamplingRows
 from fusewire.engine.sampling_rules import SamplingRules
+from fusewire.engine.sampling_state import SamplingState
 from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.request import GenerationRequest

@@ -19,8 +19,9 @@ from fusewire import kernels
 from fusewire.engine import generation_loop
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.sampling import SamplingRows, SamplingState
+from fusewire.engine.sampling_rows import SamplingRows
 from fusewire.engine.sampling_rules import SamplingRules
+from fusewire.engine.sampling_state import SamplingState
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.models.step_batch import StepBatch
 
@@ -194,7 +195,7 @@ class DeviceStep:
 
     def _choices(self) -> Contender:
         """Returns greedy sampling, or the candidates of searches in the middle of their texts."""
-        case, place, sampler = self._case, self._model.place, self._loop._sampler
+        case, place = self._case, self._model.place
         if case.beams == 1:
             greedy = GenerationParameters(ignore_eos=True)
             rules = SamplingRules(greedy)
@@ -204,7 +205,7 @@ class DeviceStep:
         offsets = np.arange(case.batch + 1, dtype=np.int32) * case.beams
         scores = np.random.default_rng(0).normal(-20.0, 0.1, case.rows).astype(np.float32)
         counts = np.full(case.batch, count, np.int32)
-        given = sampler.together(offsets, counts, scores)
+        given = [place.exact(each, each.dtype) for each in (offsets, counts, scores)]
         out = [
             place.empty(case.batch, count, dtype=dtype)
             for dtype in ("float32", "float32", "int32", "int32")

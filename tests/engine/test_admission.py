@@ -8,11 +8,12 @@ from collections import Counter
 from math import inf
 
 import pytest
-from fusewire.engine.admission import KEPT_S, Admission
+from fusewire.engine.admission import Admission
 from fusewire.engine.due_times import UNSEEN_S
 from fusewire.engine.forecast import STANDING_SHARE
 from fusewire.engine.generation_sequence import GenerationSequence, State
 from fusewire.engine.place import Place
+from fusewire.engine.queue_forecast import KEPT_S
 from fusewire.errors import Overloaded, QueueFull
 
 from benchmarks.overload_outcome import fair_rates, jain
@@ -161,6 +162,18 @@ def test_a_queue_that_emptied_long_ago_does_not_stand():
     overload(machine, 3.0, 20.0)
     machine.clock.now += 60.0
     assert max(waited(machine, place) for place in overload(machine, 3.0, 5.0)) > 2.0
+
+
+def test_nor_does_it_where_those_that_come_next_are_not_judged():
+    machine = Machine(slots=8).seen(most=70, new=70)
+    overload(machine, 3.0, 20.0)
+    machine.clock.now += 60.0
+    for _ in range(8):
+        machine.ask(within=None, most=70, new=70)
+    machine.step()
+    place = machine.ask(within=6.0, most=70, new=70)
+    machine.run()
+    assert waited(machine, place) > 6.0 * STANDING_SHARE
 
 
 def test_where_steps_become_slower_fewer_are_late_than_were():
@@ -408,8 +421,8 @@ def test_what_was_refused_after_all_says_nothing_of_the_others():
 def test_however_many_are_refused_the_queue_is_gone_through_once_in_a_while(monkeypatch):
     machine = Machine().seen()
     walks = []
-    walk = machine.admission._forecast
-    monkeypatch.setattr(machine.admission, "_forecast", lambda now: walks.append(now) or walk(now))
+    queue, walk = machine.admission._queue, machine.admission._queue.make
+    monkeypatch.setattr(queue, "make", lambda *given: walks.append(given) or walk(*given))
     for _ in range(200):
         machine.ask(within=None, most=100, new=50, priority=-1)
     for _ in range(1000):

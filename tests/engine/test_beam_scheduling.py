@@ -105,7 +105,7 @@ class BeamEngine(Engine):
     def fork(self, group: GenerationSequence) -> None:
         beams = self.beams[group]
         if beams.pages is None:
-            self.hold(group, [self.cache.begin_beams(group.pages)], group.pages.length)
+            self.hold(group, [self.cache.beams.begin(group.pages)], group.pages.length)
         if len(beams.histories[0]) + 1 >= group.most_tokens:
             self.scheduler.finish(group)
             return
@@ -135,12 +135,12 @@ class BeamEngine(Engine):
         beams, size, prompt = self.beams[group], self.cache.page_size, len(group.token_ids)
         offsets = np.array([0, len(parents)], np.int32)
         wanted = kernels.wanted_pages([beams.pages], offsets).tolist()
-        fresh = np.array(self.cache.take_for_beams([group.pages], wanted[:1]), np.int32)
+        fresh = np.array(self.cache.beams.take([group.pages], wanted[:1]), np.int32)
         kernels.give_pages([beams.pages], offsets, fresh)
         forks = kernels.fork_pages([beams.pages], offsets, np.array(parents, np.int32))
         self.memory.copy_pages([*zip(forks.sources, forks.destinations, strict=True)])
         released = group.pages.beam_pages.intersection(forks.released.tolist())
-        self.cache.release_of_beams(group.pages, released)
+        self.cache.beams.release(group.pages, released)
         assert set(beams.pages.pages.tolist()) == group.pages.beam_pages | set(group.pages.table)
         self.most_taken = max(self.most_taken, len(group.pages.beam_pages))
         position = len(beams.histories[0]) - 1

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import fusewire
 import pytest
-from fusewire.engine.admission import KEPT_S
 from fusewire.engine.admission_block import (
     GENERATION_BYTES,
     IDS,
@@ -22,6 +21,7 @@ from fusewire.engine.admission_block import (
     GenerationBlock,
     GenerationLimits,
 )
+from fusewire.engine.queue_forecast import KEPT_S
 from fusewire.errors import Overloaded, QueueFull
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits as ModelLimits

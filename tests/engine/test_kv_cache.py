@@ -157,11 +157,11 @@ def test_beams_that_come_back_take_no_page_of_their_source():
     search = cache.admit(prompt, names, room=2, source=source)
     cache.store_source(search.source)
     cache.advance(search, prompt)
-    shared = cache.begin_beams(search)
-    cache.reserve_for_beams([search], [4])
-    own = cache.take_for_beams([search], [4])
+    shared = cache.beams.begin(search)
+    cache.beams.reserve([search], [4])
+    own = cache.beams.take([search], [4])
     pasts = [[*prompt, 3, 4, 5], [*prompt, 6, 7, 8]]
-    cache.suspend_beams(search, pasts, [[*shared, *own[:2]], [*shared, *own[2:]]])
+    cache.beams.suspend(search, pasts, [[*shared, *own[:2]], [*shared, *own[2:]]])
     cache.release(search)
     cache.release(stored(cache, [9] * 2 * cache.free))
     assert figures(cache)[:3] == (0, 0, 10)
@@ -178,11 +178,11 @@ def test_beams_that_come_back_take_no_page_of_their_source():
 def test_searches_that_fork_together_take_their_own_pages_and_no_more_than_reserved():
     cache = KvCache(10, 2)
     searches = [stored(cache, [token]) for token in (1, 2)]
-    cache.reserve_for_beams(searches, [2, 3])
+    cache.beams.reserve(searches, [2, 3])
     with pytest.raises(ValueError, match="got 4, wanted at most 3, reserved"):
-        cache.take_for_beams(searches, [2, 4])
+        cache.beams.take(searches, [2, 4])
     assert (cache.used, cache.reserved) == (2, 5)
-    taken = cache.take_for_beams(searches, [1, 3])
+    taken = cache.beams.take(searches, [1, 3])
     assert [each.beam_pages for each in searches] == [{taken[0]}, {*taken[1:]}]
     assert (len(taken), cache.used, cache.reserved) == (4, 6, 0)
 

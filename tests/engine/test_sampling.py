@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from fusewire.engine.sampling import Sampler, SamplingRows, SamplingState
+from fusewire.engine.logits_processor import LogitsProcessor
+from fusewire.engine.sampling import Sampler
+from fusewire.engine.sampling_rows import SamplingRows
 from fusewire.engine.sampling_rules import SamplingRules
+from fusewire.engine.sampling_state import SamplingState
 from fusewire.placement import Placement
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -204,7 +207,7 @@ def test_tokens_come_as_often_as_transformers_says(parameters: Parameters, place
     wanted = warped(processed(logits, s), parameters)
     # One row after the processors, drawn from many times.
     rows = place.floats(logits[None].copy())
-    Sampler(place, VOCAB).constrain(rows, [s.state()])
+    LogitsProcessor(place, VOCAB).process(rows, [s.state()])
     np.testing.assert_allclose(place.numpy(rows)[0], processed(logits, s), rtol=1e-5, atol=1e-6)
     drawn = sample(
         place,

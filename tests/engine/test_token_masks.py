@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fusewire import kernels
-from fusewire.engine.sampling import Sampler, SamplingState
+from fusewire.engine.logits_processor import LogitsProcessor
 from fusewire.engine.sampling_rules import SamplingRules
+from fusewire.engine.sampling_state import SamplingState
 from fusewire.engine.token_masks import OneOf, Timestamps
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.placement import Placement
@@ -61,7 +62,7 @@ def test_masks_are_those_of_transformers(most_at_first):
 def test_timestamps_come_where_they_are_likelier_together_than_any_word():
     chosen, rng = random.Random(1), np.random.default_rng(1)
     place = Placement("cpu")
-    sampler = Sampler(place, VOCABULARY)
+    processing = LogitsProcessor(place, VOCABULARY)
     theirs = processor(5, by_probability=True)
     words_forbidden = 0
     for length in [*range(8)] * 20:
@@ -74,7 +75,7 @@ def test_timestamps_come_where_they_are_likelier_together_than_any_word():
             parents = np.arange(beams) if at else np.zeros(beams)
             state.advance(parents.astype(np.int32), np.array(tokens, np.int64))
         ours = kernels.Tensor.from_numpy(logits.copy())
-        sampler.constrain(ours, [state])
+        processing.process(ours, [state])
         wanted = theirs(torch.tensor([PROMPT + row for row in rows]), torch.tensor(logits))
         np.testing.assert_array_equal(ours.numpy(), wanted.numpy())
         words_forbidden += np.isinf(ours.numpy()[:, :BEGIN]).all(axis=1).sum()

@@ -295,10 +295,10 @@ def test_what_kernels_do_not_take_is_refused(place: Placement):
 @pytest.mark.parametrize("target", k.cpu_targets())
 def test_every_instruction_set_has_it(target: str):
     with at(Where("cpu", "float32", target)) as place:
-        assert place.has_int4
+        assert place.matrices.has_int4
 
 
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)
 def test_gpus_in_float32_do_not(place: Placement):
-    assert not place.has_int4
+    assert not place.matrices.has_int4
     assert "int4" not in k.weight_formats(place.dtype, place.stream)

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import inf
-from operator import attrgetter
 from typing import Any
 
 from fusewire.engine.admission_block import GenerationBlock, GenerationTerms
 from fusewire.engine.backlog import ABOVE_SHARE
 from fusewire.engine.costs import CostTable
 from fusewire.engine.due_times import FORGET_S, UNSEEN_S, UNSEEN_SHARE, DueTimes, planned_s
-from fusewire.engine.forecast import STANDING_SHARE, End, Forecast, Forecasts, Need
+from fusewire.engine.forecast import STANDING_SHARE, Forecasts, Need
 from fusewire.engine.place import Place
+from fusewire.engine.queue_forecast import QueueForecast
 from fusewire.engine.sequence_times import SequenceTimes
 from fusewire.engine.tenant_shares import TenantShares
 from fusewire.errors import Overloaded, QueueFull, counted
@@ -27,11 +27,6 @@ from fusewire.errors import Overloaded, QueueFull, counted
 _SURELY = 0.8
 # Of English, as an estimate: how many tokens a text has is known once it is tokenised.
 CHARACTERS_OF_TOKEN = 4
-# How long a forecast is kept: all that runs and waits is gone through for it, however many ask.
-KEPT_S = 0.05
-# How long after a refusal admission counts as refusing.
-_REFUSING_S = 2.0
-_NOTHING = Forecasts(Forecast(-inf, 0, 0.0))
 # How long a tenant that asked is active, where there is no longest wait.
 _ACTIVE_S = 10.0
 
@@ -40,18 +35,15 @@ class Admission:
     """Keeps the places of sequences from when they are taken until they end. From any thread, so
     that who asks is refused there and then.
 
-    How long one would wait is predicted by going through what runs and what waits before it, by
-    the measured costs of steps and prompts: a sequence ends when it has generated, of the tokens
-    that it may, the share that others did; then its slot and its pages are free for the next. One
-    that would wait has to end before its deadline, by the same share, make none late that it would
-    go before (they run by priority, then by deadline), and leave other tenants their shares; one
-    that would not is taken in any case, as its text may be short. Where a queue stands, none waits
-    long (forecast.py), but for tenants that are yet to get their share. Where too many end late,
-    less of the time is planned with (due_times.py). None is refused before one has ended, as
-    nothing is known then of that share.
-
-    What was found so is kept for a moment, in which those that are taken are added to it: who is
-    refused costs O(1), however many wait.
+    How long one would wait is predicted by going through what runs and what waits before it
+    (queue_forecast.py), by the measured costs of steps and prompts: a sequence ends when it has
+    generated, of the tokens that it may, the share that others did; then its slot and its pages are
+    free for the next. One that would wait has to end before its deadline, by the same share, make
+    none late that it would go before (they run by priority, then by deadline), and leave other
+    tenants their shares; one that would not is taken in any case, as its text may be short. Where a
+    queue stands, none waits long (forecast.py), but for tenants that are yet to get their share.
+    Where too many end late, less of the time is planned with (due_times.py). None is refused before
+    one has ended, as nothing is known then of that share.
     """
 
     def __init__(
@@ -74,13 +66,10 @@ class Admission:
         self.times = SequenceTimes(costs or CostTable(), max_sequences, pages, page_size)
         self._taken = 0
         self._places: dict[Place, None] = {}  # in order of arrival
-        self._forecasts: Forecasts | None = None
-        self._forecast_at = -inf
-        self._before = _NOTHING  # the last ones
-        self._refused_at = -inf
         self._refused: Counter[str] = Counter()  # by the front, since the last call of `refused`
         self._due_times = DueTimes()
         self._tenants = TenantShares(_ACTIVE_S if max_queue_s == inf else max_queue_s)
+        self._queue = QueueForecast(self.times, self._tenants)
         self._lock = threading.Lock()
         self._block: GenerationBlock | None = None
         # Entered by all that changes what is refused; the block shows it on exit. A lock that
@@ -133,19 +122,18 @@ class Admission:
             # A deadline that has passed is answered as late, not as too much.
             place.taken_at = self._clock()
             left_s = due - place.taken_at
-            if not self._taken and not self._is_refusing(place.taken_at):
-                self._before = _NOTHING
+            if not self._taken:
+                self._queue.emptied(place.taken_at)
             if left_s > 0 and min(left_s, self._max_queue_s) < inf and not goes_on:
                 try:
                     self._judge(place, left_s)
                 except Overloaded:
-                    self._refused_at = place.taken_at
+                    self._queue.refused_at = place.taken_at
                     raise
             self._taken += sequences
             self._places[place] = None
-            place.cost_s = self.times.need(place, self._taken).cost_s
-            if self._forecasts is not None:
-                self._wait(self._forecasts, place)
+            place.cost_s = self._need(place).cost_s
+            if self._queue.add(place, self._taken):
                 self._show()
         return place
 
@@ -207,7 +195,7 @@ class Admission:
                     self._tenants.end(place.tenant)
                 self._ended(place, generated is not None)
             if self._taken < self._max_sequences:  # none need wait, and few are gone through
-                self._forecasts = None
+                self._queue.forget()
                 self._show()
             if generated is not None and not self._is_late(place):
                 self.times.ended(place.most_new, generated)
@@ -265,38 +253,11 @@ class Admission:
         return max(0.0, begin - now)
 
     def _fresh(self, now: float) -> Forecasts:
-        if self._forecasts is None or now - self._forecast_at > KEPT_S:
-            found = self._forecast(now)
-            found.go_on(self._before, now, refusing=self._is_refusing(now))
-            self._forecasts, self._forecast_at, self._before = found, now, found
+        found = self._queue.fresh(now)
+        if found is None:
+            found = self._queue.make(self._places, self._taken, now)
             self._show()
-        return self._forecasts
-
-    def _is_refusing(self, now: float) -> bool:
-        return now - self._refused_at < _REFUSING_S
-
-    def _forecast(self, now: float) -> Forecasts:
-        times, step_s = self.times, self.times.step_s(self._taken)
-        running = Forecast(now, self._max_sequences, times.pages)
-        waiting = []
-        for place in self._places:
-            if place.runs:
-                end = now + times.left_s(place, step_s)
-                running.run(End(end, place.slots, times.pages_of(place)))
-            else:
-                waiting.append(place)
-        forecasts = Forecasts(running)
-        self._tenants.forget_waiting()
-        for place in sorted(waiting, key=attrgetter("priority", "deadline")):
-            self._wait(forecasts, place)
-        return forecasts
-
-    def _wait(self, forecasts: Forecasts, place: Place) -> None:
-        """Adds a request that waits to the forecasts, in its turn."""
-        begin_by = place.deadline - self._run_s(place)
-        forecasts.wait(place.priority, place.deadline, begin_by, self._need(place))
-        if place.is_shared:
-            self._tenants.wait(place.tenant, place.cost_s)
+        return found
 
     def _need(self, place: Place) -> Need:
         return self.times.need(place, self._taken)
@@ -310,13 +271,13 @@ class Admission:
             now = self._clock()
             for (tenant, counts), requests in self._block.take_refused().items():
                 self._tenants.ask(tenant, now)
-                self._refused_at = now
+                self._queue.refused_at = now
                 if counts:
                     self._refused[tenant] += requests
 
     def _show(self) -> None:
         if self._block is not None and not self._block.silent:
-            self._block.show(self._forecasts, self._tenants.above())
+            self._block.show(self._queue.kept, self._tenants.above())
 
     def _terms(self) -> GenerationTerms:
         times = self.times
@@ -335,7 +296,7 @@ class Admission:
             pages=times.pages,
             page_size=times.page_size,
             characters_of_token=CHARACTERS_OF_TOKEN,
-            kept_until=self._forecast_at + KEPT_S,
+            kept_until=self._queue.kept_until,
             active=active,
             oldest_asked=oldest_asked,
             window_s=self._tenants.window_s,

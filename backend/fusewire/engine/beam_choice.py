@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates, forced
 from fusewire.engine.beam_group import BeamGroup, BeamPart, StepKind
-from fusewire.engine.sampling import Sampler
+from fusewire.engine.logits_processor import LogitsProcessor
 from fusewire.placement import Placement
 
 
 class BeamChoice:
     """Chooses how searches go on, with a model's placement and vocabulary."""
 
-    def __init__(self, place: Placement, vocab_size: int, sampler: Sampler) -> None:
+    def __init__(self, place: Placement, vocab_size: int, processor: LogitsProcessor) -> None:
         self._place = place
         self._vocab_size = vocab_size
-        self._sampler = sampler
+        self._processor = processor
 
     def advance(
         self,
@@ -96,5 +96,5 @@ class BeamChoice:
             if part.sampling.fixed:  # its beams may have gone on without it
                 part.sampling.spread(len(part.scores))
         log_probs = self.log_probs(logits)
-        self._sampler.constrain(log_probs, [part.sampling for part in parts])
+        self._processor.process(log_probs, [part.sampling for part in parts])
         return log_probs

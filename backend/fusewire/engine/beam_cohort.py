@@ -19,7 +19,7 @@ from fusewire.engine.beam_rows import StepRows, offsets_of
 from fusewire.engine.fork_memory import ForkMemory
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.kv_cache import KvCache
-from fusewire.engine.sampling import Sampler
+from fusewire.engine.logits_processor import LogitsProcessor
 from fusewire.engine.sequence_pages import SequencePages
 from fusewire.placement import Placement
 
@@ -160,13 +160,13 @@ class BeamCohort:
             self._width = places, width(int(places.max()) + 1)
         return self._width[1]
 
-    def biases(self, sampler: Sampler) -> list[kernels.Tensor]:
+    def biases(self, processor: LogitsProcessor) -> list[kernels.Tensor]:
         """The biases of the rows, which are the same as long as each group has as many."""
         made = self._biases
         if made is None or (made[0] != self.offsets).any():
             for each, beams in zip(self._sampling, np.diff(self.offsets).tolist(), strict=True):
                 each.spread(beams)
-            there = sampler.biases([each.history for each in self._sampling])
+            there = processor.biases([each.history for each in self._sampling])
             made = self._biases = self.offsets, there
         return made[1]
 

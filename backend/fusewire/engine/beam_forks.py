@@ -38,7 +38,7 @@ class BeamForks:
                 group.pages = kernels.BeamPages(
                     beams=sequence.beams,
                     page_size=self._pages.page_size,
-                    tables=[self._pages.begin_beams(sequence.pages)],
+                    tables=[self._pages.beams.begin(sequence.pages)],
                     length=sequence.pages.length,
                 )
 
@@ -75,7 +75,7 @@ class BeamForks:
         """Gives the next fork the pages that it writes to, of those reserved; returns what
         `kernels.give_pages` does."""
         wanted = kernels.wanted_pages(pages, offsets)
-        fresh = self._pages.take_for_beams(taken, wanted.tolist())
+        fresh = self._pages.beams.take(taken, wanted.tolist())
         return kernels.give_pages(pages, offsets, np.array(fresh, np.int32))
 
     def fork(
@@ -99,4 +99,4 @@ class BeamForks:
         for each, begin, end in zip(taken, ends, ends[1:], strict=False):
             if begin < end:
                 own = each.beam_pages.intersection(released[begin:end])
-                self._pages.release_of_beams(each, sorted(own))
+                self._pages.beams.release(each, sorted(own))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.sampling import SamplingState
+from fusewire.engine.sampling_state import SamplingState
 
 
 class StepKind(NamedTuple):

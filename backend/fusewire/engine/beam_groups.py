@@ -25,7 +25,7 @@ from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.beams_ahead import BeamsAhead, FoundBeams
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
 from fusewire.engine.kv_cache import KvCache
-from fusewire.engine.sampling import Sampler
+from fusewire.engine.logits_processor import LogitsProcessor
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.placement import Placement
 
@@ -41,14 +41,13 @@ class BeamGroups:
         self,
         place: Placement,
         vocab_size: int,
-        sampler: Sampler,
         pages: KvCache,
         memory: DecoderCache,
         ahead: BeamsAhead,
     ) -> None:
         self._place = place
-        self._sampler = sampler
-        self._choice = BeamChoice(place, vocab_size, sampler)
+        self._processor = LogitsProcessor(place, vocab_size)
+        self._choice = BeamChoice(place, vocab_size, self._processor)
         self._forks = BeamForks(pages, memory)
         self._pages = pages
         self._ahead = ahead
@@ -102,7 +101,7 @@ class BeamGroups:
         if cohort.needs_pages:
             fresh = self._give_pages(cohort, cohort.offsets)
         if reserved:
-            self._pages.reserve_for_beams(cohort.taken, reserved)
+            self._pages.beams.reserve(cohort.taken, reserved)
             cohort.reserved = True
         found.prepared = True
         process = partial(self._processed, cohort=cohort)
@@ -135,7 +134,7 @@ class BeamGroups:
             step.offsets, step.parents, cohort.pages, cohort.taken, forked=found.forked
         )
         if found.prepared and not found.forked:
-            self._pages.take_for_beams(cohort.taken, [0] * len(cohort.taken))
+            self._pages.beams.take(cohort.taken, [0] * len(cohort.taken))
             cohort.reserved = False
         cohort.go_on(step)
         return _told(step, cohort.rows.sequences, cohort.groups)
@@ -156,7 +155,7 @@ class BeamGroups:
         if not cohort.kind.processed:
             return logits
         log_probs = self._choice.log_probs(logits)
-        self._sampler.bias(log_probs, cohort.biases(self._sampler))
+        self._processor.bias(log_probs, cohort.biases(self._processor))
         return log_probs
 
     def _cohort_of(self, found: FoundBeams) -> BeamCohort | None:

@@ -45,7 +45,7 @@ def check_capacity(
 def _check_pages_of_beams(sequence: GenerationSequence, cache: KvCache) -> None:
     prompt = len(sequence.token_ids)
     wanted = cache.pages_for(prompt, sequence.source)
-    wanted += cache.pages_for_beams(prompt, sequence.most_tokens, sequence.beams)
+    wanted += cache.beams.most_pages(prompt, sequence.most_tokens, sequence.beams)
     if wanted > cache.pages:
         raise InvalidInput(
             "num_beams",

@@ -1,11 +1,14 @@
 """The sequences that a step takes on by one token each, as most of them are in most steps.
 
 What a step needs of each is kept from step to step and changes where a sequence joins or leaves,
-or gets a page: a step costs the scheduler little beside its number of pages that have become full.
+or gets a page. Pages are asked for only where the next token may need one (a sequence has joined,
+its last page is full, or a fork has it too), so a step costs the scheduler little beside its number
+of pages that have become full.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.engine.generation_sequence import GenerationSequence, Ranked
+from fusewire.engine.kv_cache import KvCache
 
 
 @dataclass(eq=False)
@@ -83,6 +87,38 @@ class DecodeRows:
         self._rows = None
         self._free.append(self._slots.pop(sequence))
         self.growing.pop(sequence, None)
+
+    def share(self, sequence: GenerationSequence) -> None:
+        """Takes note that a fork of the sequence, which may be here, has its last page too."""
+        if sequence in self._slots:
+            self.growing[sequence] = None
+
+    def grow(self, cache: KvCache) -> list[tuple[int, int]]:
+        """Makes room for the next token of each sequence; returns the page copies to make."""
+        copies = []
+        for sequence in self.growing:
+            assert sequence.pages is not None
+            copies += cache.reserve(sequence.pages, sequence.stored + 1)
+            self.refresh(sequence)
+        self.growing.clear()
+        return copies
+
+    def store(self, sequences: Sequence[GenerationSequence], cache: KvCache) -> None:
+        """Takes note that a step has stored the last token of each of these, which were here when
+        it was planned."""
+        size, stored = cache.page_size, 0
+        for sequence in sequences:
+            pages = sequence.pages
+            if pages is None:  # finished meanwhile
+                continue
+            sequence.stored = length = sequence.stored + 1
+            if length % size:
+                pages.length = length
+                stored += 1
+            else:  # its page is full, and may be another's from here on
+                cache.advance(pages, sequence.token_ids, length)
+                self.growing[sequence] = None
+        cache.live_tokens += stored
 
     def refresh(self, sequence: GenerationSequence) -> None:
         """Takes over the pages of a sequence, which have changed."""

@@ -3,36 +3,34 @@ the same rows are drawn for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.engine.sampling_rules import DRAW
+from fusewire.engine.sampling_state import SamplingState
 from fusewire.placement import Placement
-
-if TYPE_CHECKING:
-    from fusewire.engine.sampling import SamplingRows
 
 _NAMES = {"i": "int32", "f": "float32"}
 _DRAW = [(_NAMES[dtype.kind], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
 
 
 class DrawMemory:
-    """Memory for the draws of one set of rows."""
+    """Memory for the draws of one set of rows, one for each of the states."""
 
-    def __init__(self, place: Placement, rows: SamplingRows) -> None:
+    def __init__(self, place: Placement, states: Sequence[SamplingState]) -> None:
         self._place = place
-        count = len(rows.states)
+        count = len(states)
         host = np.zeros((16 + DRAW.itemsize) * count, np.uint8)
         self._counts = host[8 * count : 16 * count].view(np.int64)
-        host[: 8 * count].view(np.int64)[:] = [state.seed for state in rows.states]
-        draws = np.frombuffer(b"".join([state.rules.draw for state in rows.states]), np.int32)
+        host[: 8 * count].view(np.int64)[:] = [state.seed for state in states]
+        draws = np.frombuffer(b"".join([state.rules.draw for state in states]), np.int32)
         host[16 * count :].view(np.int32)[:] = draws.reshape(count, len(_DRAW)).T.reshape(-1)
         self._host = kernels.Tensor.from_numpy(host)
         self._there = place.empty(host.size, dtype="uint8")
-        self._fixed = all([state.parameters.greedy for state in rows.states])
+        self._fixed = all([state.parameters.greedy for state in states])
         self._written = False
         seeds, steps = (self._there.section(at * count, [count], "int64") for at in (0, 8))
         # The arguments of `kernels.sample` after the logits.

@@ -33,7 +33,8 @@ from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptRows, PromptScorer
 from fusewire.engine.request import CANCELLED, failure
 from fusewire.engine.row_owners import Owners
-from fusewire.engine.sampling import PendingDraws, Sampler, SamplingRows
+from fusewire.engine.sampling import PendingDraws, Sampler
+from fusewire.engine.sampling_rows import SamplingRows
 from fusewire.engine.search_answers import SearchAnswers
 from fusewire.engine.token_answers import TokenAnswers
 from fusewire.errors import Cancelled, DeadlineExceeded, FusewireError
@@ -76,7 +77,7 @@ class GenerationLoop:
         place, vocab_size = model.place, model.vocab_size
         self._sampler = sampler = Sampler(place, vocab_size)
         self._beam_groups = beam_groups = BeamGroups(
-            place, vocab_size, sampler, pages, cache, BeamsAhead(model, cache)
+            place, vocab_size, pages, cache, BeamsAhead(model, cache)
         )
         self._look_ahead = (
             LookAhead(model, cache, scheduler, sampler, beam_groups) if look_ahead else None

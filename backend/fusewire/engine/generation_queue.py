@@ -81,7 +81,7 @@ class GenerationQueue:
         del self._timed[place]
 
     def expire(self, now: float) -> list[GenerationSequence]:
-        """Takes out and returns sequences that never ran and now would run too late, in order of
+        """Finishes and returns sequences that never ran and now would run too late, in order of
         rank. Looks at the queue only when such a time has passed."""
         if now < self._next_deadline:
             return []
@@ -90,6 +90,7 @@ class GenerationQueue:
         self._next_deadline = min((last for last, _ in limited if last > now), default=inf)
         for sequence in expired:
             self.remove(sequence)
+            sequence.state = State.FINISHED
         return expired
 
 

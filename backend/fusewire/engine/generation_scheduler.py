@@ -20,11 +20,10 @@ equal one is encoded in the same step.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
 from itertools import count
 
+from fusewire.engine.ahead_planner import AheadPlanner
 from fusewire.engine.beam_pasts import pasts_of
-from fusewire.engine.beam_rows import BeamRowsOf
 from fusewire.engine.capacity import check_capacity
 from fusewire.engine.generation_queue import GenerationQueue
 from fusewire.engine.generation_sequence import RANK, GenerationSequence, State
@@ -72,6 +71,9 @@ class GenerationScheduler:
         self._running = RunningSequences(cache.page_size)
         self._waiting = GenerationQueue()
         self._admission = SequenceAdmission(cache, self._waiting, self._running, max_sequences)
+        self._ahead = AheadPlanner(
+            cache, self._waiting, self._running, self._admission, max_batch_tokens
+        )
         self._checked: tuple[int, ...] = ()  # how large the last one was that could run
         self._arrivals = count()
         self._branches = count(1)
@@ -105,12 +107,12 @@ class GenerationScheduler:
 
     def plan(self, now: float) -> Step:
         """The next step; `now` is seconds on the clock of deadlines."""
-        expired, preempted = self._expire(now), []
+        expired, preempted = self._waiting.expire(now), []
         self._running.begin_rows()
         while (last := self._in_the_way()) is not None:
             self._preempt(last)
             preempted.append(last)
-        copies = self._grow()
+        copies = self._running.rows.grow(self._cache)
         decodes = self._running.rows.decodes()
         step = Step(decodes, copies=copies, preempted=preempted, expired=expired)
         budget = self._continue(step)
@@ -120,55 +122,9 @@ class GenerationScheduler:
         return step
 
     def plan_ahead(self, step: Step, now: float) -> Step | None:
-        """The step after one that is `done`, while nobody has read the tokens that it gave: all its
-        sequences are taken to go on, and what is computed of one that ended is in vain. None where
-        others are to run too, or pages are short: read the tokens, and `plan`."""
-        running = self._running
-        if not running.rows.are_of(step.decodes.rows):
-            return None
-        # Those whose prompt is stored go on with the token that nobody has read.
-        if any([each.left for each in running.prompts]) or (step.prompts and running.groups):
-            return None
-        budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - running.beams
-        if (waiting := self._waiting.first) and not self._admission.must_wait(waiting, budget):
-            return None
-        if running.groups:
-            return self._plan_groups_ahead(step, now)
-        wanted = sum(
-            self._cache.wanted(sequence.pages, sequence.stored + 1)
-            for sequence in [*running.rows.growing, *running.prompts]
-            if sequence.pages is not None
-        )
-        if wanted > self._cache.available:
-            return None
-        for sequence in running.prompts:
-            running.rows.join(sequence)
-        running.prompts.clear()
-        copies = self._grow()
-        assert not copies  # only a fork shares a page that is not full, and its step is planned
-        return Step(running.rows.decodes(), expired=self._expire(now))
-
-    def _plan_groups_ahead(self, step: Step, now: float) -> Step | None:
-        """As `plan_ahead`, for a step of groups alone. Pages for the forks after it are not
-        reserved yet, as those for the forks before it are not taken."""
-        groups = [*self._running.groups]
-        first = groups[0].rows
-        # All as one step left them, and their beams go on after this one.
-        if step.decodes.rows.sequences or not isinstance(first, BeamRowsOf):
-            return None
-        rows = first.step
-        if not rows.are_of(groups):
-            return None
-        # Whoever waits has the slots of those that end.
-        if rows.least_left <= 2 and (self._waiting or not rows.may_end):
-            return None
-        reserved = rows.pages_for_forks(2)
-        if reserved and sum(reserved) > self._cache.available:
-            return None
-        decodes, expired = self._running.rows.decodes(), self._expire(now)
-        return Step(
-            decodes, groups=groups, beams=rows.most_rows, reserved=reserved, expired=expired
-        )
+        """The step after one that is `done`, while nobody has read the tokens that it gave; None:
+        read them, and `plan`."""
+        return self._ahead.plan(step, now)
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
         """Takes note that the step was computed. Returns the sequences that were forked because
@@ -177,7 +133,7 @@ class GenerationScheduler:
         for pages in step.sources:
             self._cache.store_source(pages)
             self._admission.look_again()  # it may find this source's pages
-        self._store_decodes(step.decodes.rows.sequences)
+        self._running.rows.store(step.decodes.rows.sequences, self._cache)
         forked = []
         for sequence, first, tokens in step.prompts:
             if sequence.pages is None:  # finished meanwhile
@@ -211,8 +167,7 @@ class GenerationScheduler:
             )
         twin = sequence.twin(self._cache.fork(sequence.pages), next(self._branches))
         running.add(twin)
-        if sequence in running.rows:
-            running.rows.growing[sequence] = None  # its last page may be both's
+        running.rows.share(sequence)
         return twin
 
     def finish(self, sequence: GenerationSequence) -> None:
@@ -224,12 +179,6 @@ class GenerationScheduler:
             self._waiting.remove(sequence)
         sequence.state = State.FINISHED
 
-    def _expire(self, now: float) -> list[GenerationSequence]:
-        expired = self._waiting.expire(now)
-        for sequence in expired:
-            sequence.state = State.FINISHED
-        return expired
-
     def _in_the_way(self) -> GenerationSequence | None:
         """The last of the running sequences, unless all have room for their next token without
         preempting it. Asked before any page is given, so no page that is copied from is given away
@@ -238,41 +187,12 @@ class GenerationScheduler:
             return None
         if self._running.most_pages <= self._cache.available:
             return None
-        wanted = sum(
-            self._cache.wanted(sequence.pages, sequence.stored + 1)
-            for sequence in [*self._running.rows.growing, *self._running.prompts]
-            if sequence.pages is not None and sequence.left
-        )
+        prompts = [each for each in self._running.prompts if each.left]
+        wanted = self._running.wanted_pages(prompts, self._cache)
         wanted += sum(pages_for_forks(self._running.groups, self._cache))
         if wanted <= self._cache.available:
             return None
         return self._running.last
-
-    def _grow(self) -> list[tuple[int, int]]:
-        """Makes room for the next token of each row; returns the page copies to make."""
-        copies, rows = [], self._running.rows
-        for sequence in rows.growing:
-            assert sequence.pages is not None
-            copies += self._cache.reserve(sequence.pages, sequence.stored + 1)
-            rows.refresh(sequence)
-        rows.growing.clear()
-        return copies
-
-    def _store_decodes(self, sequences: Sequence[GenerationSequence]) -> None:
-        """Takes note that the last token of each sequence is stored."""
-        size, stored = self._cache.page_size, 0
-        for sequence in sequences:
-            pages = sequence.pages
-            if pages is None:  # finished meanwhile
-                continue
-            sequence.stored = length = sequence.stored + 1
-            if length % size:
-                pages.length = length
-                stored += 1
-            else:  # its page is full, and may be another's from here on
-                self._cache.advance(pages, sequence.token_ids, length)
-                self._running.rows.growing[sequence] = None
-        self._cache.live_tokens += stored
 
     def _continue(self, step: Step) -> int:
         """Puts the beams of groups and chunks of prompts into the step; returns what is left of the
@@ -292,7 +212,7 @@ class GenerationScheduler:
             step.beams, reserved = beams_of(step.groups, self._cache)
             if any(reserved):
                 pages = [group.pages for group in step.groups if group.pages is not None]
-                self._cache.reserve_for_beams(pages, reserved)
+                self._cache.beams.reserve(pages, reserved)
         budget -= step.beams
         for sequence in prompts:
             if not budget:
@@ -327,7 +247,7 @@ class GenerationScheduler:
             assert sequence.histories is not None
             sequence.pasts, of_beams = pasts_of(sequence.token_ids, sequence.histories())
             beams = [of_beams.index(past) for past in range(len(sequence.pasts))]
-            self._cache.suspend_beams(pages, sequence.pasts, rows.block_table[beams].tolist())
+            self._cache.beams.suspend(pages, sequence.pasts, rows.block_table[beams].tolist())
         self._stop(sequence)
         self._waiting.add(sequence)
         self.preemptions += 1

@@ -35,7 +35,7 @@ def pages_for_forks(groups: Iterable[GenerationSequence], cache: KvCache) -> lis
             continue
         key = position, group.beams
         if key not in known:
-            known[key] = cache.pages_for_fork(position + 1, group.beams)
+            known[key] = cache.beams.pages_for_fork(position + 1, group.beams)
         found.append(known[key])
     return found
 

@@ -6,7 +6,8 @@ before it; sequences that begin with the same tokens find the same pages. Full p
 and never written again; the page that a sequence writes into is its own: a fork copies it first.
 
 Of an encoder-decoder model a sequence has the pages of its source too (source_pages.py). All that
-is stored of it depends on the source, so the names of its pages start from the source's.
+is stored of it depends on the source, so the names of its pages start from the source's. A beam
+search has pages for its beams (search_pages.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from fusewire.engine.beam_pasts import past_tree
 from fusewire.engine.page_pool import OutOfPages, PagePool
+from fusewire.engine.search_pages import SearchPages
 from fusewire.engine.sequence_pages import PageNames, SequencePages
 from fusewire.engine.source_pages import Source, SourceCache, SourcePages
 from fusewire.errors import ConfigurationError
@@ -45,6 +46,7 @@ class KvCache:
         self.prefix_hit_tokens = 0  # tokens that sequences found there when they began
         self._pool = PagePool(pages)
         self._sources = SourceCache(self._pool, page_size, prefix_caching)
+        self.beams = SearchPages(self._pool, page_size, prefix_caching)
 
     @property
     def pages(self) -> int:
@@ -85,26 +87,6 @@ class KvCache:
         of_source = 0 if source is None else self._sources.pages_for(source)
         return self._pages_for(tokens) + of_source
 
-    def pages_for_beams(self, prompt_tokens: int, tokens: int, beams: int) -> int:
-        """How many pages beams after a prompt of `prompt_tokens` take at most, beyond the prompt's,
-        until each has `tokens`, of which the last is not stored: `beams` in each span of page_size
-        positions, of which the prompt's last page is one where it is not full."""
-        if tokens - prompt_tokens < 2:
-            return 0
-        full, partial = divmod(prompt_tokens, self.page_size)
-        return beams * (self._pages_for(tokens - 1) - full) - bool(partial)
-
-    def pages_for_fork(self, stored: int, beams: int) -> int:
-        """How many pages the next fork takes at most, after `stored` tokens of each beam: one for
-        each where a span of page_size positions begins."""
-        return 0 if stored % self.page_size else beams
-
-    def pages_for_first_fork(self, prompt_tokens: int, tokens: int, beams: int) -> int:
-        """As `pages_for_fork`, for the one after the prompt; 0 where there is but one token."""
-        if not beams or tokens - prompt_tokens < 2:
-            return 0
-        return beams - bool(prompt_tokens % self.page_size)
-
     def has(self, source: Source) -> bool:
         """Whether the source is stored, or will be by this step's encoder pass."""
         return self._sources.has(source)
@@ -132,7 +114,7 @@ class KvCache:
         pool, most = self._pool, len(token_ids) - 1
         found = self._find(token_ids, names, most if reusable is None else min(reusable, most))
         more = max(0, -(-room // self.page_size) - len(found))
-        of_source, wanted = (None, 0) if source is None else self._sources.find(source)
+        of_source, wanted = self._sources.find(source)
         wanted += more + for_beams
         if found:
             wanted += pool.idle_among(found)
@@ -141,14 +123,16 @@ class KvCache:
             raise OutOfPages(wanted, left)
         pool.share(found)
         # Nobody can take the pages that were found from here on.
-        source_pages = None if source is None else self._sources.admit(source, of_source)
+        source_pages = self._sources.admit(source, of_source)
         length = len(found) * self.page_size
-        found_tokens = length + (source_pages.tokens if source_pages and of_source else 0)
+        found_tokens = length + (source_pages.tokens if source_pages else 0)
         self.live_tokens += found_tokens
         self.prefix_hit_tokens += found_tokens
-        pool.reserved += for_beams
         table = array("i", found + pool.take(more))
-        return SequencePages(names, table, length, source_pages, reserved=for_beams)
+        pages = SequencePages(names, table, length, source_pages)
+        if for_beams:
+            self.beams.reserve([pages], [for_beams])
+        return pages
 
     def wanted(self, sequence: SequencePages, length: int) -> int:
         """How many pages `reserve` would take."""
@@ -210,67 +194,6 @@ class KvCache:
             self.live_tokens += sequence.source.tokens
         return SequencePages(sequence.names.copy(), table, sequence.length, sequence.source)
 
-    def begin_beams(self, sequence: SequencePages) -> list[int]:
-        """Begins the beams of a sequence, of which all tokens are stored. Returns its pages, of
-        which the last is the beams' to write and to release where it is not full."""
-        pages = sequence.table.tolist()
-        if sequence.length % self.page_size:
-            sequence.beam_pages.add(sequence.table.pop())
-        return pages
-
-    def reserve_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> None:
-        """Reserves pages[i] pages for the next fork of the beams of sequences[i]. OutOfPages, and
-        no change, when there are too few."""
-        wanted = sum(pages)
-        if wanted > self.available:
-            raise OutOfPages(wanted, self.available)
-        self._pool.reserved += wanted
-        for sequence, count in zip(sequences, pages, strict=True):
-            sequence.reserved += count
-
-    def take_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> list[int]:
-        """Takes pages[i] of the pages that are reserved for sequences[i], the rest of which is
-        available to others again; ValueError when there are not as many."""
-        reserved = [sequence.reserved for sequence in sequences]
-        for count, most in zip(pages, reserved, strict=True):
-            if count > most:
-                raise ValueError(f"pages: got {count}, wanted at most {most}, reserved")
-        self._pool.reserved -= sum(reserved)
-        taken = self._pool.take(sum(pages))
-        begin = 0
-        for sequence, count in zip(sequences, pages, strict=True):
-            sequence.reserved = 0
-            sequence.beam_pages.update(taken[begin : begin + count])
-            begin += count
-        return taken
-
-    def release_of_beams(self, sequence: SequencePages, pages: Sequence[int]) -> None:
-        """Releases pages that the sequence's beams need no more."""
-        sequence.beam_pages.difference_update(pages)
-        self._pool.release(pages)
-
-    def suspend_beams(
-        self,
-        sequence: SequencePages,
-        pasts: Sequence[Sequence[int]],
-        tables: Sequence[Sequence[int]],
-    ) -> None:
-        """Stops beams, which go on from `pasts` when they are readmitted; `tables`: the pages that
-        hold them. The full ones are released and stay findable until others need the room."""
-        if not self.prefix_caching:
-            return
-        places: dict[int, int] = {}
-        for past, table in zip(pasts, tables, strict=True):
-            names = sequence.names.copy()
-            for place in range(len(sequence.table), len(past) // self.page_size):
-                page = table[place]
-                if page not in places:
-                    places[page] = place
-                    name = names.name(place, past)
-                    if self._pool.find(name) is None:
-                        self._pool.name(page, name)
-        self.release_of_beams(sequence, sorted(places, key=places.__getitem__, reverse=True))
-
     def readmit(
         self,
         prompt_tokens: int,
@@ -288,24 +211,15 @@ class KvCache:
         need not be computed; and for each past the index of the one that computes those of them
         which are not stored yet, or None. OutOfPages as `admit`.
         """
-        stored = len(pasts[0])
-        full, partial = divmod(stored, self.page_size)
-        names_of = []
-        for past in pasts:
-            of_past = names.copy()
-            names_of.append([of_past.name(place, past) for place in range(full)])
-        tree = past_tree(
-            names_of, bool(partial), self._pool.find if self.prefix_caching else lambda _: None
-        )
+        tree = self.beams.find(pasts, names)
         for_fork = beams - tree.partial
-        of_source, wanted = (None, 0) if source is None else self._sources.find(source)
-        wanted += tree.to_take + for_fork
-        wanted += self._pool.idle_among(tree.found)
+        of_source, wanted = self._sources.find(source)
+        wanted += tree.to_take + for_fork + self._pool.idle_among(tree.found)
         if wanted > self.available - spare:
             raise OutOfPages(wanted, self.available - spare)
         tree.share(self._pool)
         # Nobody can take the pages that were found, the source's too, from here on.
-        source_pages = None if source is None else self._sources.admit(source, of_source)
+        source_pages = self._sources.admit(source, of_source)
         tables = tree.take(self._pool)
         found_tokens = 0 if source_pages is None else source_pages.tokens
         self.live_tokens += found_tokens
@@ -313,7 +227,7 @@ class KvCache:
         of_prompt = tables[0][: prompt_tokens // self.page_size]
         pages = SequencePages(names, array("i", of_prompt), 0, source_pages)
         pages.beam_pages = {page for table in tables for page in table}.difference(of_prompt)
-        self.reserve_for_beams([pages], [for_fork])
+        self.beams.reserve([pages], [for_fork])
         each = [
             SequencePages(names, array("i", table), branch.begin * self.page_size, source_pages)
             for table, branch in zip(tables, tree.branches, strict=True)
@@ -335,10 +249,9 @@ class KvCache:
         afterwards. Full pages stay findable until others need the room; the later ones of a
         sequence are evicted before the earlier."""
         self.releases += 1
-        self._pool.reserved -= sequence.reserved
-        sequence.reserved = 0
-        self._pool.release([*sequence.beam_pages, *reversed(sequence.table)])
-        sequence.beam_pages.clear()
+        if sequence.beam_pages or sequence.reserved:
+            self.beams.end(sequence)
+        self._pool.release(reversed(sequence.table))
         self.live_tokens -= sequence.length + beam_tokens
         sequence.table, sequence.length = array("i"), 0
         if sequence.source is not None:

@@ -34,7 +34,8 @@ from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.generation_step import Step
 from fusewire.engine.packing import pack_ahead
 from fusewire.engine.row_owners import Owners
-from fusewire.engine.sampling import PendingDraws, Sampler, SamplingRows
+from fusewire.engine.sampling import PendingDraws, Sampler
+from fusewire.engine.sampling_rows import SamplingRows
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel

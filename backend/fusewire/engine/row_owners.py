@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusewire.engine.branches import Branch, Generation
-from fusewire.engine.sampling import SamplingRows
+from fusewire.engine.sampling_rows import SamplingRows
 
 
 class Owners:

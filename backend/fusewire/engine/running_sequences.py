@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from fusewire.engine.decode_rows import DecodeRows
 from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
+from fusewire.engine.kv_cache import KvCache
 
 
 class RunningSequences:
@@ -35,6 +36,14 @@ class RunningSequences:
     def most_pages(self) -> int:
         """Pages for one more token of each sequence and beam, at most."""
         return len(self._single) + self.beams
+
+    def wanted_pages(self, prompts: Iterable[GenerationSequence], cache: KvCache) -> int:
+        """Pages for the next token of each of `rows` and of these `prompts`."""
+        return sum(
+            cache.wanted(sequence.pages, sequence.stored + 1)
+            for sequence in [*self.rows.growing, *prompts]
+            if sequence.pages is not None
+        )
 
     def add(self, sequence: GenerationSequence) -> None:
         if sequence.beams:

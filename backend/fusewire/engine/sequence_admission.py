@@ -96,7 +96,9 @@ class SequenceAdmission:
             sequence.return_with(pasts, after)
             sequence.stored = len(ids)
         else:
-            for_beams = self._cache.pages_for_first_fork(len(ids), sequence.most_tokens, beams)
+            for_beams = self._cache.beams.pages_for_first_fork(
+                len(ids), sequence.most_tokens, beams
+            )
             pages = self._cache.admit(
                 ids, sequence.names, len(ids), spare, sequence.reusable, source, for_beams
             )

@@ -98,8 +98,10 @@ class SourceCache:
         """Whether the source is stored, or will be by this step's encoder pass."""
         return self._prefix_caching and (source.name in self._coming or bool(self._find(source)))
 
-    def find(self, source: Source) -> tuple[Found, int]:
+    def find(self, source: Source | None) -> tuple[Found, int]:
         """(what there is of a source, how many of the available pages it takes)."""
+        if source is None:
+            return None, 0
         if self._prefix_caching:
             coming = self._coming.get(source.name)
             if coming is not None:
@@ -118,9 +120,11 @@ class SourceCache:
             found.append(page)
         return found
 
-    def admit(self, source: Source, found: Found) -> SourcePages:
-        """The pages of a source: what was `found` just now, or pages that an encoder pass is to
-        fill. There are enough available."""
+    def admit(self, source: Source | None, found: Found) -> SourcePages | None:
+        """The pages of a source, if any: what was `found` just now, or pages that an encoder pass
+        is to fill. There are enough available."""
+        if source is None:
+            return None
         if isinstance(found, SourcePages):
             found.readers += 1
             return found

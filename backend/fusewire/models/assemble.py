@@ -47,7 +47,7 @@ class Weights:
         self._note([table.name.removesuffix(".weight")], as_stored=False)
         rows = self._stored(table.name) if as_stored else self._changed_embeddings(embeddings)
         built: kernels.Tensor | kernels.Linear
-        if place.quantizes(name := table.name.removesuffix(".weight"), rows.shape):
+        if place.matrices.quantizes(name := table.name.removesuffix(".weight"), rows.shape):
             built = place.vocabulary_linear(rows, None, name)
         else:
             built = place.floats(rows, table.name)
@@ -105,7 +105,7 @@ class Weights:
         if tied is None and (own := self._own(dense)) is not None:
             return own
         place, bias, name = self._place, self._bias(dense), dense.names[0]
-        quantized = place.quantizes(name, (dense.outputs, dense.inputs))
+        quantized = place.matrices.quantizes(name, (dense.outputs, dense.inputs))
         if tied is not None and isinstance(tied, kernels.Linear) == quantized:
             return place.linear_of(tied, bias, name)
         weight = self._stacked(dense, "weight", place.dtype)
@@ -141,13 +141,15 @@ class Weights:
 
     def _note(self, names: Sequence[str], *, as_stored: bool) -> None:
         if any(self._checkpoint.is_quantized(f"{name}.weight") for name in names):
-            self._place.as_stored[names[0]] = as_stored
+            self._place.matrices.as_stored[names[0]] = as_stored
 
     def _of_codes(self, dense: Dense) -> kernels.Linear | None:
         """Returns the weight with the checkpoint's 8-bit codes; None if it has none, or if the
         placement has no kernels for their format."""
         stored, name = self._codes(dense), dense.names[0]
-        if stored is None or not self._place.multiplies(name, stored.codes.shape, stored.format):
+        if stored is None or not self._place.matrices.multiplies(
+            name, stored.codes.shape, stored.format
+        ):
             return None
         return self._place.codes_linear(*stored, self._bias(dense), name)
 
@@ -171,7 +173,7 @@ class Weights:
         codes with equal groups and order of inputs, if the weights have to be changed, or if the
         placement does not take 4-bit codes."""
         changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
-        if changed or not self._place.has_int4:
+        if changed or not self._place.matrices.has_int4:
             return None
         stored = [self._checkpoint.int4(f"{name}.weight") for name in dense.names]
         parts = [part for part in stored if part is not None]
@@ -180,7 +182,7 @@ class Weights:
         if len(parts) < len(stored) or len(groups) > 1 or len(orders) > 1:
             return None
         name = dense.names[0]
-        stored_so = self._place.int4_format(name, (dense.outputs, dense.inputs))
+        stored_so = self._place.matrices.int4(name, (dense.outputs, dense.inputs))
         if stored_so not in ("int4", "w4a8"):
             return None
         nibbles, scales, zeros = (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fusewire import kernels
+from fusewire.matrix_formats import MatrixFormats
 from fusewire.models import load_decoder, load_model
 from fusewire.models.assemble import Weights
 from fusewire.models.stored_weights import Dense
@@ -135,15 +136,20 @@ def test_a_cpu_dequantises_fp8(tmp_path):
     assert set(place.formats.values()) == {"float32"}
 
 
+class _Multiplying(MatrixFormats):
+    """As of a device that multiplies 8 bits."""
+
+    def _has(self, stored: str) -> bool:
+        return True
+
+
 class _Recording(Placement):
-    """As of a device that multiplies 8 bits: what it is given to store."""
+    """As of such a device: what it is given to store."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
+        self.matrices = _Multiplying(self.precision, self.stream)
         self.given: list[tuple[str, np.ndarray, np.ndarray]] = []
-
-    def multiplies(self, name: str, shape: tuple[int, ...], stored: str) -> bool:
-        return self._chosen(name, shape, stored) == stored
 
     def codes_linear(self, stored, codes, scales, input_scale, bias, name):
         self.given.append((stored, codes, scales, input_scale))
