@@ -30,10 +30,12 @@ static constexpr uint32_t rounding_number(const PhiloxWords& words, int64_t at) 
   return at % 2 ? word >> 16 : word & 0xffff;
 }
 
+inline constexpr uint32_t kQuietNan = 0x00400000;  // the bit of it that stays in bfloat16
+
 // The bits of a float, rounded by a 16-bit number: the upper half is the bfloat16. NaN stays NaN.
 static constexpr uint32_t stochastically_rounded(uint32_t bits, uint32_t number) {
   const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-  return nan ? bits | 0x00400000 : bits + number;
+  return nan ? bits | kQuietNan : bits + number;
 }
 
 }  // namespace fusewire

@@ -8,6 +8,7 @@
 #include "core/threads.h"
 #include "cpu/bfloat16.h"
 #include "cpu/columns.h"
+#include "cpu/philox.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
@@ -41,6 +42,19 @@ FUSEWIRE_INLINE Vec square_root(Vec x) {
   return root;
 }
 
+typedef uint16_t HalfVec
+    __attribute__((vector_size(FUSEWIRE_VEC_BYTES / 2), aligned(2), may_alias));
+
+// Returns `count` 16-bit numbers in 32 bits; the other lanes are 0.
+FUSEWIRE_INLINE WordVec widened(const uint16_t* p, int64_t count) {
+  if (count == kLanes) {
+    return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), WordVec);
+  }
+  WordVec v{};
+  for (int64_t i = 0; i < count; ++i) v[i] = p[i];
+  return v;
+}
+
 // Parameters in fp32, and their shadow.
 struct Floats {
   float *parameters, *shadow;
@@ -55,36 +69,74 @@ struct Floats {
   }
 };
 
+// The 16-bit numbers by which elements are rounded (core/stochastic_rounding.h), kLanes groups of
+// them at a time.
+class RoundingNumbers {
+ public:
+  explicit RoundingNumbers(uint32_t step) : step_(step) {}
+
+  // The numbers of the `count` elements from `at` on.
+  FUSEWIRE_INLINE WordVec get(int64_t at, int64_t count) {
+    if (at < begin_ || at + count > begin_ + kKept) make(at / kRoundingGroup);
+    return widened(numbers_ + (at - begin_), count);
+  }
+
+ private:
+  static constexpr int64_t kKept = kLanes * kRoundingGroup;
+
+  void make(int64_t group) {
+    begin_ = group * kRoundingGroup;
+    uint32_t low[kLanes], high[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint64_t own = static_cast<uint64_t>(group + lane);
+      low[lane] = static_cast<uint32_t>(own);
+      high[lane] = static_cast<uint32_t>(own >> 32);
+    }
+    UintVec words[4] = {load_words(low), load_words(high), UintVec{} + step_, UintVec{}};
+    philox(kRoundingKey, words);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int word = 0; word < 4; ++word) {
+        uint16_t* to = numbers_ + lane * kRoundingGroup + 2 * word;
+        to[0] = static_cast<uint16_t>(words[word][lane]);
+        to[1] = static_cast<uint16_t>(words[word][lane] >> 16);
+      }
+    }
+  }
+
+  uint32_t step_;
+  int64_t begin_ = -kKept;
+  uint16_t numbers_[kKept];
+};
+
 // Parameters in bfloat16, without fp32 ones beside them.
 struct Halves {
   uint16_t* parameters;
   int64_t first;
-  uint32_t step;
+  RoundingNumbers numbers;
 
   Halves(const AdamArguments& a, int64_t begin)
       : parameters(static_cast<uint16_t*>(a.parameters) + begin),
         first(a.first + begin),
-        step(static_cast<uint32_t>(a.factors[3])) {}
+        numbers(static_cast<uint32_t>(a.factors[3])) {}
   FUSEWIRE_INLINE Vec get(int64_t c, int64_t count) const {
-    WordVec bits{};
-    for (int64_t i = 0; i < count; ++i) bits[i] = uint32_t{parameters[c + i]} << 16;
-    return floats_of(bits);
+    return floats_of(widened(parameters + c, count) << 16);
   }
-  FUSEWIRE_INLINE void put(int64_t c, Vec after, int64_t count) const {
+  FUSEWIRE_INLINE void put(int64_t c, Vec after, int64_t count) {
     const WordVec bits = bits_of(after);
-    PhiloxWords words = rounding_words(first + c, step);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t at = first + c + i;
-      if (i > 0 && at % kRoundingGroup == 0) words = rounding_words(at, step);
-      const uint32_t rounded = stochastically_rounded(bits[i], rounding_number(words, at));
-      parameters[c + i] = static_cast<uint16_t>(rounded >> 16);
+    const WordVec rounded = bits + numbers.get(first + c, count);
+    const WordVec kept = (after != after ? bits | kQuietNan : rounded) >> 16;
+    const HalfVec halves = __builtin_convertvector(kept, HalfVec);
+    if (count == kLanes) {
+      *reinterpret_cast<HalfVec*>(parameters + c) = halves;
+    } else {
+      for (int64_t i = 0; i < count; ++i) parameters[c + i] = halves[i];
     }
   }
 };
 
 template <class Parameters>
 void update(const AdamArguments& a, const Step& s, int64_t begin, int64_t end) {
-  const Parameters parameters(a, begin);
+  Parameters parameters(a, begin);
   float *averages = a.exp_avg + begin, *squares = a.exp_avg_sq + begin;
   const float* gradients = a.gradients + begin;
   for_columns(end - begin, [&](int64_t c, int64_t count) {
