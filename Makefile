@@ -93,10 +93,10 @@ test: $(VENV)/.test
 # are compiled meanwhile, by processes that yield to all others.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
-NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py \
-            tests/test_architecture.py tests/test_hub.py \
+NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_architecture.py tests/test_hub.py \
+            $(patsubst %,tests/memory/test_%.py,sanitizers streams torch_allocator) \
             $(patsubst %,tests/text/test_%.py,bounded_json chat_template detokenizer languages long_pairs) \
-            $(patsubst %,tests/train/test_%.py,hosts lightning ddp sharded step_processes)
+            $(patsubst %,tests/train/test_%.py,extra hosts lightning ddp sharded step_processes)
 sweep: $(VENV)/.test $(VENV)/.release
 	.ci/resolve
 	nice -n 19 $(MAKE) wheels & wheels=$$!; \

@@ -108,6 +108,8 @@ def main(folder: str, steps: int, compare: bool) -> None:
         runs["transformers"] = trainer_of(eager, adamw, rows, tokenizer, clipping).train()
 
     answers = trainer.predict(rows[:HELD_OUT])  # computed by all processes
+    if group:
+        distributed.destroy_process_group()  # its threads might abort an interpreter that ends
     if not trainer.is_world_process_zero():
         return
     for name, run in runs.items():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import goals, records, tables
+from benchmarks import goals, records, tables, translating_at_once
 from benchmarks import seq2seq_poisson as poisson
 from benchmarks import seq2seq_poisson_report as report
 from benchmarks.generation_arrivals import Request
@@ -20,36 +21,54 @@ from benchmarks.translating_at_once import measured
 
 
 class Translated:
-    """Translates what it is offered within `seconds`, those of an even number of tokens."""
+    """Translates what it is offered within `seconds`, those of an even number of tokens. It listens
+    as long as its clock says, which nothing else moves."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self.now = 100.0
 
     def offer(self, request: Request) -> None:
         if request.new % 2 == 0:
-            request.times.append(time.perf_counter() + self._seconds)
+            request.times.append(self.now + self._seconds)
             request.done = True
 
     def listen(self, until: float) -> None:
-        time.sleep(max(0.0, until - time.perf_counter()))
+        self.now = max(self.now, until)
 
     def stop(self) -> None:
         pass
 
 
-def test_texts_without_a_translation_count_with_their_wait() -> None:
+Measured = Callable[[float, list[Request], float], dict[str, Any]]
+
+
+@pytest.fixture
+def translated(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """What is measured of texts that are translated within so many seconds."""
+
+    def of(within_s: float, offered: list[Request], seconds: float) -> dict[str, Any]:
+        policy = Translated(within_s)
+        clock = SimpleNamespace(perf_counter=lambda: policy.now)
+        monkeypatch.setattr(translating_at_once, "time", clock)
+        return measured(policy, offered, seconds)
+
+    return of
+
+
+def test_texts_without_a_translation_count_with_their_wait(translated: Measured) -> None:
     offered = [Request(0.01 * at, [1], 2 + at % 2) for at in range(1, 40)]
-    found = measured(Translated(0.0), offered, 0.4)
-    assert found["requests"] == 32  # less the warm-up
+    found = translated(0.0, offered, 0.405)
+    assert found["requests"] == 31  # less the warm-up
     assert found["without_answer"] == 16
-    assert found["answer_ms_p50"] < 60
-    assert 250 < found["answer_ms_p99"] < 390
+    assert found["answer_ms_p50"] == 15  # half of them in no time
+    assert found["answer_ms_p99"] == pytest.approx(309, abs=1)
     assert found["ms_per_token_p99"] == pytest.approx(found["answer_ms_p99"] / 3, rel=0.01)
-    assert found["tokens_per_s"] == pytest.approx(16 * 2 / 0.32, rel=0.2)
+    assert found["tokens_per_s"] == pytest.approx(15 * 2 / (0.8 * 0.405), rel=0.01)
 
 
-def test_what_ends_after_the_run_has_not_ended() -> None:
-    found = measured(Translated(9.0), [Request(0.05, [1], 2)], 0.1)
+def test_what_ends_after_the_run_has_not_ended(translated: Measured) -> None:
+    found = translated(9.0, [Request(0.05, [1], 2)], 0.1)
     assert (found["without_answer"], found["tokens_per_s"]) == (1, 0.0)
 
 

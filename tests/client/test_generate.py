@@ -21,7 +21,7 @@ from fusewire_client import (
 
 from tests.client.four_clients import KINDS
 from tests.server.asking import Asker, until
-from tests.server.test_generate import LONG, cancelled, slow_folder
+from tests.server.test_generate import LONG, cancelled, slower_folder
 
 pytestmark = pytest.mark.server
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -30,7 +30,7 @@ RENDERED = "<user>é\n<assistant>Who?\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = slow_folder(tmp_path_factory.mktemp("slow"))
+    folder = slower_folder(tmp_path_factory.mktemp("slow"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=2)
     with Server([f"writer={folder}"], settings, model_settings={"dtype": "float32"}) as server:

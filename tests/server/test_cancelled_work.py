@@ -16,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 from tests.reference import tiny_checkpoint
 from tests.server.asking import Asker, _inputs, ids, until
 
-ROWS, LENGTH = 120, 1024  # seconds of work, a row a micro-batch; a batch has room for more
+# Seconds of work of one thread, a row a micro-batch; a batch has room for more.
+ROWS, LENGTH = 120, 1024
 POLLED_S = 1.0  # within it the count of tokens is up to date
 SHORT = [101, 7, 8, 102]
 
@@ -31,7 +32,7 @@ def asker(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Ask
         folder,
         root,
         name="slow",
-        settings={"task": "embed", "max_batch_tokens": LENGTH},
+        settings={"task": "embed", "max_batch_tokens": LENGTH, "threads": 1},
         deployment=Deployment(device=device, queue_delay_us=1_000_000),
         link=True,
     )

@@ -31,18 +31,23 @@ from tests.server.recovery import Recovery
 from tests.server.streaming import Stream, asked, generate, generate_stream
 
 PROMPTS = [f"Number {number} of the prompts" + "!" * number for number in range(32)]
-LONG = 6000  # tokens of the slow model: seconds
+LONG = 6000  # tokens of the slow model: a second; of the slower one: ten
 # What tritonserver's `generate` makes of a model's error, whichever its code; gRPC streams have the
 # words alone.
 ANY_ERROR = 400
 
 
-def slow_folder(folder: Path) -> Path:
+def slow_folder(folder: Path, hidden: int = 32, layers: int = 1) -> Path:
     """As the tiny one, with room for long texts and a token that begins each."""
     tiny_folder(folder)
     torch.manual_seed(1)
     config = transformers.GPT2Config(
-        vocab_size=257, n_positions=8192, n_embd=32, n_layer=1, n_head=2, eos_token_id=END
+        vocab_size=257,
+        n_positions=8192,
+        n_embd=hidden,
+        n_layer=layers,
+        n_head=2,
+        eos_token_id=END,
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -51,6 +56,12 @@ def slow_folder(folder: Path) -> Path:
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def slower_folder(folder: Path) -> Path:
+    """Whose long text is not at its end before its client leaves, nor before the metrics show it,
+    a second late, however fast the machine is or how busy."""
+    return slow_folder(folder, hidden=256, layers=4)
 
 
 def import_models(root: Path, device: str, **folders: Path) -> None:
@@ -75,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
-    slow = slow_folder(tmp_path_factory.mktemp("slow"))
+    slow = slower_folder(tmp_path_factory.mktemp("slow"))
     import_models(root, device, tiny=folder, slow=slow, narrow=slow)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     settings = ServerSettings(

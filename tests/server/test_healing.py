@@ -240,6 +240,7 @@ def test_crashes_of_the_server_never_end_the_service(healed: Healed, crashes: in
     clients = [threading.Thread(target=each, daemon=True) for each in (over_grpc, over_openai)]
     for client in clients:
         client.start()
+    until(lambda: seen["answer"] and seen[200])
     for _ in range(crashes):
         healed.crash()
     ended.set()

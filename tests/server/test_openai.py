@@ -29,7 +29,7 @@ from tests.engine.generating import END, tiny_folder, tiny_gpt2
 from tests.server.asking import PATIENCE_S, Asker, Traffic, stderr_to, texts, until
 from tests.server.conftest import CONTROL_KEY
 from tests.server.recovery import Recovery
-from tests.server.test_generate import LONG, cancelled, import_models, nothing_runs, slow_folder
+from tests.server.test_generate import LONG, cancelled, import_models, nothing_runs, slower_folder
 from tests.tolerance import MODEL_FP32
 
 END_TEXT = "<|endoftext|>"
@@ -65,7 +65,7 @@ def server(
     folder: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory, device: str
 ) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
-    slow = slow_folder(tmp_path_factory.mktemp("slow"))
+    slow = slower_folder(tmp_path_factory.mktemp("slow"))
     import_models(root, device, tiny=folder, slow=slow, narrow=slow, minilm=minilm)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
     # A test inference of the watchdog would take the one place in a queue.

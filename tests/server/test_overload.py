@@ -1,8 +1,9 @@
 """A server with more work than time: what it cannot do in time it refuses at once and never
 computes, what it took it answers, and it recovers.
 
-The engine is held by one long request, however fast the machine is; the others come while it is
-computed. Another as long cannot be answered soon then, a short one can.
+The engine is held by one long request, which a thread computes alone, however fast the machine is
+and however many cores it has; the others come while it is computed. Another as long cannot be
+answered soon then, a short one can.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from tests.reference import tiny_checkpoint
 from tests.server.asking import Asker, _inputs, ids, until
 
 # Far more work than the limits below and what a test does meanwhile, for any core; micro-batches
-# of a row.
-ROWS, LENGTH, HIDDEN = 120, 1024, 512
+# of a row, after each of which the model says what it has still to do.
+ROWS, LENGTH, HIDDEN = 120, 1024, 384
 ROW = [101, *[7] * (LENGTH - 2), 102]
 LONG = ids(*[ROW] * ROWS)
 MODELS = {
@@ -61,6 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 "task": "embed",
                 "dtype": "float32",
                 "max_batch_tokens": LENGTH,
+                "threads": 1,
                 **limits,
             },
             deployment=Deployment(device="cpu"),

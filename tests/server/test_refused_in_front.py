@@ -1,7 +1,8 @@
 """Images and generation that cannot be in time are refused before Triton's queue, as texts are
 (test_overload.py), and counted all the same.
 
-The model is held by one long request; the others come while that is computed.
+The model is held by one long request; the others come while that is computed, by one thread, so
+that it takes many times as long as they do on any machine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.models.test_image_models import saved
 from tests.server import images
 from tests.server.asking import Asker, _inputs, until
 from tests.server.streaming import Stream
-from tests.server.test_generate import LONG, slow_folder
+from tests.server.test_generate import LONG, slower_folder
 
 ROWS, SIZE = 120, 48  # images of 577 tokens
 REFUSALS = 20
@@ -37,10 +38,10 @@ SHORT_US = 500_000  # for so many images
 
 def slow_images(folder: Path) -> Path:
     config = transformers.ViTConfig(
-        hidden_size=256,
+        hidden_size=512,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=1024,
+        intermediate_size=2048,
         image_size=SIZE,
         patch_size=2,
     )
@@ -58,14 +59,14 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
             slow_images(make("images")),
             {"task": "label", "max_batch_tokens": 577, "max_queue_ms": 86_400_000},
         ),
-        "writer": (slow_folder(make("writer")), {"max_sequences": 1}),
+        "writer": (slower_folder(make("writer")), {"max_sequences": 1}),
     }
     for name, (folder, given) in models.items():
         import_folder(
             folder,
             root,
             name=name,
-            settings={"dtype": "float32", **given},
+            settings={"dtype": "float32", "threads": 1, **given},
             deployment=Deployment(device="cpu"),
             link=True,
         )

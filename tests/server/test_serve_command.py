@@ -372,13 +372,24 @@ def test_requests_that_are_read_when_it_is_stopped_are_answered(
     """Triton does not count them as in flight."""
     server = serving(images.classifier(tmp_path / "vit"), PATIENT)
     large = files.encoded(Image.new("RGB", (8000, 8000)), "JPEG")
-    with Client(server.event()["grpc"]) as client, ThreadPoolExecutor(60) as clients:
+    ready = server.event()
+
+    def read() -> int:
+        """Images of the requests that Triton has given to the model."""
+        with urllib.request.urlopen(f"http://{ready['metrics']}", timeout=PATIENCE_S) as page:
+            lines = page.read().decode().splitlines()
+        (line,) = (line for line in lines if line.startswith("nv_inference_count{"))
+        return int(line.rsplit(" ", 1)[1])
+
+    with Client(ready["grpc"]) as client, ThreadPoolExecutor(60) as clients:
         client.label(large)
         began = time.monotonic()
         client.label(large)
         count = math.ceil(9 / (time.monotonic() - began))  # more than unloading may take
+        before = read()
         asked = [clients.submit(client.label, large) for _ in range(min(60, count))]
-        time.sleep(1)  # until all are read
+        until(lambda: read() >= before + len(asked))
+        assert not all(each.done() for each in asked)
         server.process.terminate()
         for each in asked:
             assert len(each.result()) == 1

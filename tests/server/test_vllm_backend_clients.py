@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from tests.server.asking import Asker, until
 from tests.server.conftest import CONTROL_KEY
 from tests.server.streaming import events, generate
-from tests.server.test_generate import ANY_ERROR, import_models, nothing_runs, slow_folder
+from tests.server.test_generate import ANY_ERROR, import_models, nothing_runs, slower_folder
 from tests.server.test_openai import END_TEXT, MESSAGES, RENDERED, chat_folder
 
 WITHIN_S = 60
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Se
     config = json.loads((chat / "generation_config.json").read_text())
     config["max_new_tokens"] = TOKENS
     (chat / "generation_config.json").write_text(json.dumps(config))
-    import_models(root, device, tiny=chat, slow=slow_folder(tmp_path_factory.mktemp("slow")))
+    import_models(root, device, tiny=chat, slow=slower_folder(tmp_path_factory.mktemp("slow")))
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     settings = ServerSettings(control_key=CONTROL_KEY, watch_interval_s=3600, **ports)
     with Server([root], settings, report=print) as server:

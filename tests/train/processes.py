@@ -1,4 +1,4 @@
-"""Processes that train together, started by torchrun."""
+"""Processes that train together: those of torchrun, or as it starts them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ import torch
 from torch import distributed
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+FORKED = (sys.executable, "-m", "tests.train.forked")
 # Where processes train together, each on a GPU of its own.
 EACH_DEVICE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(count=2))]
 
 
-def run(module: str, count: int, folder: Path, device: str, *others: str) -> list[dict[str, Any]]:
-    """What each process of `python -m module FOLDER DEVICE ...` left in FOLDER/RANK.pt."""
-    command = [*TORCHRUN, str(count), "-m", module, folder, device, *others]
+def run(
+    module: str, count: int, folder: Path, device: str, *others: str, torchrun: bool = False
+) -> list[dict[str, Any]]:
+    """What each process of `python -m module FOLDER DEVICE ...` left in FOLDER/RANK.pt. On GPUs all
+    are torchrun's: no process uses one that was forked from one that knows it."""
+    started = (
+        (*TORCHRUN, str(count), "-m") if torchrun or device == "cuda" else (*FORKED, str(count))
+    )
+    command = [*started, module, folder, device, *others]
     environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}  # docs/training.md says why
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr

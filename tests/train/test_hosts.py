@@ -276,7 +276,7 @@ def test_a_trainers_processes_go_on_from_a_checkpoint_bit_equal(
     device: str, tmp_path: Path
 ) -> None:
     """With the moments of Adam shared out: the Trainer saves and loads those of all."""
-    seen = run("tests.train.trainer_process", 2, tmp_path, device)
+    seen = run("tests.train.trainer_process", 2, tmp_path, device, torchrun=True)
     for one in seen:
         assert all(map(torch.equal, one["resumed"], one["whole"]))
         assert all(map(torch.equal, one["whole"], seen[0]["whole"]))

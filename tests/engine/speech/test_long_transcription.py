@@ -6,11 +6,13 @@ from __future__ import annotations
 import queue
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fusewire.engine import generation_thread
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
@@ -203,23 +205,38 @@ def test_what_fails_between_windows_ends_the_request(engine, monkeypatch):
     assert engine._hearing._held.seconds == 0
 
 
-def test_the_deadline_is_that_of_all_windows(engine):
+def test_the_deadline_is_that_of_all_windows(engine, monkeypatch):
     asked = engine.parameters(**{**ASKED, "timeout_seconds": 1e-9})
     answer = Answer(asked)
     request = GenerationRequest(AudioFeatures(clips([700])[0]), asked)
     engine.submit(request, None, answer.events.put)
     with pytest.raises(DeadlineExceeded):
         answer.finish()
-    audio, began = AudioFeatures(clips([3000])[0]), time.monotonic()
-    ask(engine, audio, **ASKED)[0].finish()
-    took_s = time.monotonic() - began
-    asked = engine.parameters(**ASKED)
-    answer = Answer(asked)
-    with held(engine):
-        deadline = time.monotonic() + took_s / 3
+    steps = 0
+    late_from = 1 << 30  # the step before which an hour passes
+
+    def monotonic() -> float:
+        nonlocal steps
+        steps += 1
+        return time.monotonic() + (3600 if steps > late_from else 0)
+
+    def asked_for(audio: AudioFeatures) -> Answer:
+        asked = engine.parameters(**ASKED)
+        answer = Answer(asked)
+        deadline = time.monotonic() + 1800
         engine.submit(GenerationRequest(audio, asked), deadline, answer.events.put)
+        return answer
+
+    between_steps(engine, lambda: None)
+    monkeypatch.setattr(generation_thread, "time", SimpleNamespace(monotonic=monotonic))
+    audio = AudioFeatures(clips([3000])[0])
+    windows = len(times_of(asked_for(audio).finish()))
+    assert windows > 1
+    steps, late_from = 0, steps // 2
+    late = asked_for(audio)
     with pytest.raises(DeadlineExceeded):
-        answer.finish()
+        late.finish()
+    assert 0 < len(times_of(late)) < windows
 
 
 def test_an_audio_input_is_written_down_to_its_end_while_the_engine_closes(folder):
