@@ -115,6 +115,14 @@ def test_small_updates_train_where_rounding_to_nearest_loses_them(name: str, dev
 
 
 @ON_EACH
+@pytest.mark.parametrize("name", [name for name in NAMES if "Image" in name])
+def test_pixels_may_be_fp32_as_in_transformers(name: str, device: str) -> None:
+    model = train.replace(half_of(name, device))
+    batch = {key: value.to(device) for key, value in ragged(name).items()}
+    assert torch.equal(gradients(model, batch), gradients(model, on(device, batch)))
+
+
+@ON_EACH
 @pytest.mark.parametrize("several", [False, True], ids=["single", "accumulated"])
 @pytest.mark.parametrize("name", SHORT)
 def test_a_step_is_the_one_by_hand(name: str, several: bool, device: str) -> None:
