@@ -171,6 +171,22 @@ def test_a_checkpoint_goes_on_bit_for_bit(device: str, tmp_path: Path) -> None:
     assert torch.equal(weights(resumed), weights(model))
 
 
+def test_a_checkpoint_may_count_its_steps_by_numbers_that_are_no_tensors() -> None:
+    """As those of old versions of torch do."""
+    name = "GPT2LMHeadModel"
+    model = train.replace(half_of(name))
+    optimizer = train.Adam(model.parameters(), lr=1e-3)
+    loss_of(model, ragged(name)).backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    old = {i: state | {"step": int(state["step"])} for i, state in saved["state"].items()}
+    other = train.Adam(model.parameters(), lr=1e-3)
+    other.load_state_dict(saved | {"state": old})
+    for i, state in other.state_dict()["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, saved["state"][i][key])
+
+
 @ON_EACH
 @pytest.mark.parametrize("moved", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_and_pickles_have_gradients_in_fp32_too(moved: Any, device: str) -> None:

@@ -212,7 +212,8 @@ class Adam(torch.optim.Optimizer):
         for p, state in self.state.items():
             for name, value in state.items():
                 # torch has rounded the moments of parameters in 16 bits.
-                exact = value if p.dtype == torch.float32 else given[p][name].to(value.device)
+                rounded = name in MOMENTS and p.dtype != torch.float32
+                exact = given[p][name].to(p.device) if rounded else value
                 state[name] = torch.as_tensor(exact, dtype=torch.float32).clone()
 
     def __getstate__(self) -> dict[str, Any]:
