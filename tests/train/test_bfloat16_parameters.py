@@ -279,14 +279,40 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     model = train.replace(half_of(name)).float()
     with pytest.raises(ConfigurationError, match=r"got torch\.float32, wanted torch\.bfloat16 as"):
         loss_of(model, ragged(name))
-    model = train.replace(half_of(name))
-    loss_of(model, ragged(name)).backward()
-    with pytest.raises(ConfigurationError, match=r"wanted fusewire\.train\.Adam, which rounds"):
-        torch.optim.AdamW(model.parameters()).step()
     plain = torch.nn.Linear(3, 3).bfloat16()
     optimizer = train.Adam(plain.parameters())
     plain(torch.ones(1, 3, dtype=HALF)).sum().backward()
     with pytest.raises(ConfigurationError, match=r"set grad_dtype = torch\.float32"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "RMSprop", "Adafactor"])
+def test_other_optimizers_of_torch_train_them(kind: str) -> None:
+    name = "BertForMaskedLM"
+    model = train.replace(half_of(name))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+    before = float(loss_of(model, ragged(name)).detach())
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = loss_of(model, ragged(name))
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < before
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        *((kind, {}) for kind in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam")),
+        *((kind, {"fused": True}) for kind in ("AdamW", "SGD", "Adagrad")),
+    ],
+)
+def test_those_that_take_one_dtype_are_refused(kind: str, more: dict[str, Any]) -> None:
+    name = "BertForMaskedLM"
+    model = train.replace(half_of(name))
+    loss_of(model, ragged(name)).backward()
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, **more)
+    with pytest.raises(ConfigurationError, match=r"wanted fusewire\.train\.Adam, which rounds"):
         optimizer.step()
 
 
