@@ -14,6 +14,7 @@ import torch
 import transformers
 from fusewire import train
 from fusewire.errors import ConfigurationError
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from tests.tolerance import BFLOAT16_FALL, TRAINED_VERSUS_EAGER
 from tests.train.processes import EACH_DEVICE, run
@@ -298,6 +299,31 @@ def test_other_optimizers_of_torch_train_them(kind: str) -> None:
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < before
+
+
+def test_an_average_of_weights_is_kept_in_fp32() -> None:
+    """In bfloat16 the small steps of an average are lost."""
+    name = "BertForSequenceClassification"
+    model = train.replace(half_of(name))
+    optimizer = train.Adam(model.parameters(), lr=1e-3)
+    average = get_ema_avg_fn(0.999)
+    exact, rounded = (
+        AveragedModel(model, avg_fn=average).float(),
+        AveragedModel(model, avg_fn=average),
+    )
+    wanted = start = weights(model).double()
+    for number in range(40):
+        loss_of(model, ragged(name, seed=number % 3)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        exact.update_parameters(model)
+        rounded.update_parameters(model)
+        now = weights(model).double()
+        wanted = 0.999 * wanted + 0.001 * now if number else now
+    far = (wanted - start).norm()
+    assert (weights(exact.module).double() - wanted).norm() < 0.02 * far
+    assert (weights(rounded.module).double() - wanted).norm() > 0.2 * far
+    assert float(loss_of(exact.module.bfloat16(), ragged(name)).detach()) > 0
 
 
 @pytest.mark.parametrize(
