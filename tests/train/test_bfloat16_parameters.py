@@ -14,6 +14,7 @@ import torch
 import transformers
 from fusewire import train
 from fusewire.errors import ConfigurationError
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from tests.tolerance import BFLOAT16_FALL, TRAINED_VERSUS_EAGER
 from tests.train.processes import EACH_DEVICE, run
@@ -115,6 +116,14 @@ def test_small_updates_train_where_rounding_to_nearest_loses_them(name: str, dev
 
 
 @ON_EACH
+@pytest.mark.parametrize("name", [name for name in NAMES if "Image" in name])
+def test_pixels_may_be_fp32_as_in_transformers(name: str, device: str) -> None:
+    model = train.replace(half_of(name, device))
+    batch = {key: value.to(device) for key, value in ragged(name).items()}
+    assert torch.equal(gradients(model, batch), gradients(model, on(device, batch)))
+
+
+@ON_EACH
 @pytest.mark.parametrize("several", [False, True], ids=["single", "accumulated"])
 @pytest.mark.parametrize("name", SHORT)
 def test_a_step_is_the_one_by_hand(name: str, several: bool, device: str) -> None:
@@ -161,6 +170,22 @@ def test_a_checkpoint_goes_on_bit_for_bit(device: str, tmp_path: Path) -> None:
     assert all(state["exp_avg"].dtype == torch.float32 for state in states)
     go_on(resumed, other, range(3, 6))
     assert torch.equal(weights(resumed), weights(model))
+
+
+def test_a_checkpoint_may_count_its_steps_by_numbers_that_are_no_tensors() -> None:
+    """As those of old versions of torch do."""
+    name = "GPT2LMHeadModel"
+    model = train.replace(half_of(name))
+    optimizer = train.Adam(model.parameters(), lr=1e-3)
+    loss_of(model, ragged(name)).backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    old = {i: state | {"step": int(state["step"])} for i, state in saved["state"].items()}
+    other = train.Adam(model.parameters(), lr=1e-3)
+    other.load_state_dict(saved | {"state": old})
+    for i, state in other.state_dict()["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, saved["state"][i][key])
 
 
 @ON_EACH
@@ -255,14 +280,65 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     model = train.replace(half_of(name)).float()
     with pytest.raises(ConfigurationError, match=r"got torch\.float32, wanted torch\.bfloat16 as"):
         loss_of(model, ragged(name))
-    model = train.replace(half_of(name))
-    loss_of(model, ragged(name)).backward()
-    with pytest.raises(ConfigurationError, match=r"wanted fusewire\.train\.Adam, which rounds"):
-        torch.optim.AdamW(model.parameters()).step()
     plain = torch.nn.Linear(3, 3).bfloat16()
     optimizer = train.Adam(plain.parameters())
     plain(torch.ones(1, 3, dtype=HALF)).sum().backward()
     with pytest.raises(ConfigurationError, match=r"set grad_dtype = torch\.float32"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "RMSprop", "Adafactor"])
+def test_other_optimizers_of_torch_train_them(kind: str) -> None:
+    name = "BertForMaskedLM"
+    model = train.replace(half_of(name))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+    before = float(loss_of(model, ragged(name)).detach())
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = loss_of(model, ragged(name))
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < before
+
+
+def test_an_average_of_weights_is_kept_in_fp32() -> None:
+    """In bfloat16 the small steps of an average are lost."""
+    name = "BertForSequenceClassification"
+    model = train.replace(half_of(name))
+    optimizer = train.Adam(model.parameters(), lr=1e-3)
+    average = get_ema_avg_fn(0.999)
+    exact, rounded = (
+        AveragedModel(model, avg_fn=average).float(),
+        AveragedModel(model, avg_fn=average),
+    )
+    wanted = start = weights(model).double()
+    for number in range(40):
+        loss_of(model, ragged(name, seed=number % 3)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        exact.update_parameters(model)
+        rounded.update_parameters(model)
+        now = weights(model).double()
+        wanted = 0.999 * wanted + 0.001 * now if number else now
+    far = (wanted - start).norm()
+    assert (weights(exact.module).double() - wanted).norm() < 0.02 * far
+    assert (weights(rounded.module).double() - wanted).norm() > 0.2 * far
+    assert float(loss_of(exact.module.bfloat16(), ragged(name)).detach()) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        *((kind, {}) for kind in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam")),
+        *((kind, {"fused": True}) for kind in ("AdamW", "SGD", "Adagrad")),
+    ],
+)
+def test_those_that_take_one_dtype_are_refused(kind: str, more: dict[str, Any]) -> None:
+    name = "BertForMaskedLM"
+    model = train.replace(half_of(name))
+    loss_of(model, ragged(name)).backward()
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, **more)
+    with pytest.raises(ConfigurationError, match=r"wanted fusewire\.train\.Adam, which rounds"):
         optimizer.step()
 
 

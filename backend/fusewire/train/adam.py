@@ -31,8 +31,8 @@ class Adam(torch.optim.Optimizer):
     in bf16 are rounded stochastically, by numbers that depend on the step and on the place in the
     buffer alone (csrc/core/stochastic_rounding.h). Parameters that are adjacent in memory, as
     FlatParameters lays them out, are updated by one call, the others by one call each. Parameter
-    groups have their
-    own `lr` and `weight_decay` (default: 0.01 for AdamW, 0 for Adam), which schedulers may change.
+    groups have their own `lr` and `weight_decay` (default: 0.01 for AdamW, 0 for Adam), which
+    schedulers may change.
     `max_grad_norm`: all gradients together are scaled to at most this norm (Pascanu et al. 2013);
     switch off the clipping of the host (Trainer, Accelerate, Lightning). The gradients themselves
     are not changed.
@@ -212,7 +212,8 @@ class Adam(torch.optim.Optimizer):
         for p, state in self.state.items():
             for name, value in state.items():
                 # torch has rounded the moments of parameters in 16 bits.
-                exact = value if p.dtype == torch.float32 else given[p][name].to(value.device)
+                rounded = name in MOMENTS and p.dtype != torch.float32
+                exact = given[p][name].to(p.device) if rounded else value
                 state[name] = torch.as_tensor(exact, dtype=torch.float32).clone()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -257,8 +257,8 @@ def _check(
                 name,
                 f"{_name(tensor.dtype)} on {tensor.device}",
                 f"{wanted} on {device}",
-                "convert weight and bias to one dtype, compute in 16 bits by torch.autocast on a "
-                "GPU, or train with transformers' own loss",
+                "convert all to the weight's dtype, compute in 16 bits by torch.autocast on a GPU, "
+                "or train with transformers' own loss",
             )
     shapes = list(hidden.shape), list(weight.shape), list(labels.shape)
     if weight.ndim != 2 or shapes[0] != [*labels.shape, weight.shape[1]]:

@@ -22,8 +22,9 @@ def forward(
 ) -> BaseModelOutputWithPooling:
     """As the base model of transformers: takes pixels [batch, channels, height, width]."""
     refuse(self, **kwargs)
+    dtype = self.embeddings.patch_embeddings.projection.weight.dtype
     x = self.embeddings(
-        pixel_values,
+        pixel_values.to(dtype),
         bool_masked_pos=bool_masked_pos,
         interpolate_pos_encoding=bool(interpolate_pos_encoding),
     )

@@ -13,19 +13,32 @@ from torch.optim.optimizer import (
 from fusewire.errors import ConfigurationError
 from fusewire.train.flat import flat_of
 
+# Torch's optimizers that take only gradients of the parameter's dtype, and those that do so if
+# fused.
+_ONE_DTYPE = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+)
+_ONE_DTYPE_FUSED = (torch.optim.SGD, torch.optim.Adagrad)
 
-def _refuse_torchs_adam(optimizer: Optimizer, *_: object) -> None:
-    """Raises ConfigurationError where gradients have another dtype than their parameters: torch's
-    Adam would fail with a message about dtypes alone."""
-    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-        return
+
+def _refuse_two_dtypes(optimizer: Optimizer, *_: object) -> None:
+    """Raises ConfigurationError where gradients have another dtype than their parameters, and
+    torch's optimizer would fail with a message about dtypes alone."""
     for group in optimizer.param_groups:
+        fused = isinstance(optimizer, _ONE_DTYPE_FUSED) and group.get("fused")
+        if not fused and not isinstance(optimizer, _ONE_DTYPE):
+            continue
         for p in group["params"]:
             if p.grad is not None and p.grad.dtype != p.dtype and flat_of(p) is not None:
+                name = type(optimizer).__name__ + (" (fused)" if fused else "")
                 raise ConfigurationError(
-                    f"optimizer: got torch's {type(optimizer).__name__} with parameters in "
-                    f"{p.dtype} and gradients in {p.grad.dtype}, wanted fusewire.train.Adam, which "
-                    "rounds stochastically; or convert the model with .float() before replace()"
+                    f"optimizer: got torch's {name} with parameters in {p.dtype} and gradients in "
+                    f"{p.grad.dtype}, wanted fusewire.train.Adam, which rounds stochastically; or "
+                    "convert the model with .float() before replace()"
                 )
 
 
@@ -41,5 +54,5 @@ def _count_writes(optimizer: Optimizer, *_: object) -> None:
 
 def register_optimizer_hooks() -> None:
     """For all optimizers of this process. To be called once."""
-    register_optimizer_step_pre_hook(_refuse_torchs_adam)
+    register_optimizer_step_pre_hook(_refuse_two_dtypes)
     register_optimizer_step_post_hook(_count_writes)

@@ -26,16 +26,15 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
         model = fusewire.train.replace(AutoModelForSequenceClassification.from_pretrained(...))
 
     Its parameters, fp32 or bf16, become views of one buffer (`FlatParameters`); their gradients are
-    fp32. Padded batches are packed before
-    the layers and padded again with zeros after them; a batch of DataCollatorWithFlattening is
-    taken as it is. In encoder-decoder models sources and targets are packed; where a target has
-    labels and no mask, everything after its last label is padding. Embeddings and heads stay those
-    of transformers (lookups write their gradients to the buffer). So a loss over all places of a
-    row (question answering) includes the zeros, and so does anything that reads a padded place: use
-    right padding for a head that reads the first token (BERT's classifiers), and give the first
-    token after left padding the label -100. In a row with masked tokens between others, a sliding
-    window counts only the tokens that remain. Dropout uses torch's generator and the probabilities
-    of the config, in layers that are in train().
+    fp32. Padded batches are packed before the layers and padded again with zeros after them; a
+    batch of DataCollatorWithFlattening is taken as it is. In encoder-decoder models sources and
+    targets are packed; where a target has labels and no mask, everything after its last label is
+    padding. Embeddings and heads stay those of transformers (lookups write their gradients to the
+    buffer). So a loss over all places of a row (question answering) includes the zeros, and so does
+    anything that reads a padded place: use right padding for a head that reads the first token
+    (BERT's classifiers), and give the first token after left padding the label -100. In a row with
+    masked tokens between others, a sliding window counts only the tokens that remain. Dropout uses
+    torch's generator and the probabilities of the config, in layers that are in train().
 
     The layers' own modules hold the parameters and are not called, so what kernels do not do is
     refused, here and at each forward: modules that were wrapped, exchanged, added or removed (as
