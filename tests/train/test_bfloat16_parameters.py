@@ -201,6 +201,23 @@ def test_copies_and_pickles_have_gradients_in_fp32_too(moved: Any, device: str) 
 
 
 @ON_EACH
+def test_gradients_that_a_conversion_made_16_bits_are_fp32_again(device: str) -> None:
+    """Module.to converts pending gradients in place, whatever their grad_dtype is."""
+    name = "BertForMaskedLM"
+    model = train.replace(half_of(name, device))
+    batch = on(device, ragged(name))
+    wanted = 2 * gradients(model, batch)
+    gradients(model, batch)
+    model.float().to(HALF)
+    loss_of(model, batch).backward()
+    named = sorted(model.named_parameters())
+    found = torch.cat([p.grad.double().flatten() for _, p in named if p.grad is not None])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2.0**-9 * float(wanted.abs().max()))
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for _, p in named)
+    train.Adam(model.parameters()).step()
+
+
+@ON_EACH
 @pytest.mark.parametrize("name", SHORT)
 def test_the_criterion_takes_heads_in_16_bits(name: str, device: str) -> None:
     model = train.replace(half_of(name, device))

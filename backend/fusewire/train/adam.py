@@ -336,9 +336,14 @@ def _check(group: dict[str, Any]) -> None:
 
 def _check_gradient(p: torch.Tensor) -> None:
     assert p.grad is not None
-    if p.grad.layout != torch.strided or p.grad.dtype != torch.float32:
+    if p.grad.layout != torch.strided:
         raise ConfigurationError(
-            f"grad: got {p.grad.dtype} of layout {p.grad.layout} for a parameter of shape "
-            f"{list(p.shape)}, wanted dense float32; make the embedding without sparse=True, and "
-            "set grad_dtype = torch.float32 of bfloat16 parameters that replace() has not seen"
+            f"grad: got layout {p.grad.layout} for a parameter of shape {list(p.shape)}, wanted "
+            "dense gradients; make the embedding without sparse=True"
+        )
+    if p.grad.dtype != torch.float32:
+        raise ConfigurationError(
+            f"grad: got {p.grad.dtype} for a parameter of shape {list(p.shape)}, wanted float32; "
+            "call zero_grad() before a model is converted, and set grad_dtype = torch.float32 of "
+            "bfloat16 parameters that replace() has not seen"
         )

@@ -145,7 +145,7 @@ class Slot:
 
 def _make_gradients_fp32(parameter: Parameter) -> None:
     """For a parameter in 16 bits: kernels add up gradients in fp32."""
-    if parameter.dtype == torch.float32 or parameter.grad_dtype == torch.float32:
+    if parameter.dtype == torch.float32:
         return
     gradient, parameter.grad = parameter.grad, None
     parameter.grad_dtype = torch.float32
