@@ -28,6 +28,7 @@ from typing import Any
 from benchmarks import machine, records, training_report
 from benchmarks.training_gpu import (
     EAGER,
+    HALF,
     OURS,
     STEP,
     WARM_UPS,
@@ -42,7 +43,7 @@ from benchmarks.training_report import DDP
 from benchmarks.training_rivals import SHAPES, counted
 
 CASES = {"BERT-base": (32, 128), "GPT-2 124M": (16,)}
-SYSTEMS = (STEP, OURS, EAGER)
+SYSTEMS = (STEP, HALF, OURS, EAGER)
 
 
 def run(options: argparse.Namespace) -> None:
