@@ -19,7 +19,7 @@ from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
 from tests.server.asking import PATIENCE_S, Asker, ids, until
-from tests.server.test_generate import slow_folder
+from tests.server.test_generate import slower_folder
 from tests.server.test_lost_requests import (
     completions,
     generate,
@@ -49,7 +49,7 @@ def device() -> str:
 def repository(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     folders = {
-        "write": slow_folder(tmp_path_factory.mktemp("slow")),
+        "write": slower_folder(tmp_path_factory.mktemp("slow")),
         "embed": tiny("bert", "embed"),
     }
     for name, folder in folders.items():

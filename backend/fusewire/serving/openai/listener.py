@@ -20,6 +20,7 @@ from fusewire.serving.openai.connections import (
 )
 from fusewire.serving.openai.loading import Models
 
+_CLOSE_EVERY_S = 0.2
 _QUEUE = 2048  # maximum number of connections that wait to be accepted
 _LOST = "server: a process of the model died before it answered; try again later"
 _STOPS = "server: it stopped before the answer was complete; try again later"
@@ -59,6 +60,16 @@ class Listener:
         with an error."""
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_s, self._api.end, _STOPS)
+        self._close_connections()
+
+    def _close_connections(self) -> None:
+        """Closes connections without a request, and others after their answers. uvicorn does so
+        once, and would wait for a connection that it accepts while it stops as long as its client
+        keeps it."""
+        for connection in list(self._server.server_state.connections):
+            if not connection.transport.is_closing():
+                connection.shutdown()
+        asyncio.get_running_loop().call_later(_CLOSE_EVERY_S, self._close_connections)
 
 
 def _uvicorn_config(app: ASGIApp, drain_s: int) -> uvicorn.Config:
