@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 from tests.server.asking import PATIENCE_S, Asker, ids, until
 from tests.server.recovery import Recovery
 from tests.server.streaming import Stream, asked
-from tests.server.test_generate import slow_folder
+from tests.server.test_generate import slower_folder
 
 CLIENTS = 60
 ENDED_S = 30.0  # while the server recovers, on a busy machine; a lost request would never end
@@ -45,7 +45,7 @@ def device() -> str:
 def server(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     for name, folder, instances in (
-        ("write", slow_folder(tmp_path_factory.mktemp("slow")), 1),
+        ("write", slower_folder(tmp_path_factory.mktemp("slow")), 1),
         ("embed", tiny("bert", "embed"), 1),
         ("two", tiny("bert", "embed"), 2),
     ):
