@@ -15,10 +15,10 @@ from fusewire.train.flat import FlatParameters
 from fusewire.train.runs import MOMENTS, Member, Run, Update, layout, runs
 from fusewire.train.shards import Shards, State, by_parameter
 from fusewire.train.step_factors import StepFactors
+from fusewire.train.torch_tensors import PARAMETER_DTYPES
 
 # Options of torch's optimizers of this name that this one does not have.
 _LACKS = ("amsgrad", "maximize", "differentiable")
-_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Adam(torch.optim.Optimizer):
@@ -326,7 +326,7 @@ def _check(group: dict[str, Any]) -> None:
         raise ConfigurationError(f"betas: got {group['betas']}, wanted two of [0, 1)")
     for p in group["params"]:
         on_either = p.device.type in ("cpu", "cuda")
-        if p.dtype not in _DTYPES or not on_either or not p.is_contiguous():
+        if p.dtype not in PARAMETER_DTYPES or not on_either or not p.is_contiguous():
             raise ConfigurationError(
                 f"params: got {str(p.dtype).removeprefix('torch.')} of shape {list(p.shape)} on "
                 f"{p.device}, strides {p.stride()}, wanted contiguous float32 or bfloat16 on the "

@@ -22,13 +22,12 @@ from fusewire.train.head_weight import HeadWeight
 from fusewire.train.headed import head_inputs
 from fusewire.train.packed import Rows, in_step, only, predicting
 from fusewire.train.targets import NO_LABEL
-from fusewire.train.torch_tensors import computed_in
+from fusewire.train.torch_tensors import PARAMETER_DTYPES, computed_in
 
 # Size of a chunk's logits. Each chunk reads and writes the weight's gradient once, which takes as
 # long as the products of some 32 rows on a CPU and some 600 on a GPU. Chunks of a thousand rows
 # (vocabulary of 32,000) hide it on a CPU, and chunks of some thousands on a GPU.
 _LOGIT_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
-_PARAMETERS = {torch.float32, torch.bfloat16}  # dtypes of the weight and the bias
 _TILE = 128  # rows; larger chunks are multiples of it
 
 
@@ -248,7 +247,7 @@ def _check(
     for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
         if tensor is None:
             continue
-        dtypes = _PARAMETERS if name == "weight" else {weight.dtype}
+        dtypes = {*PARAMETER_DTYPES} if name == "weight" else {weight.dtype}
         if name == "hidden":
             dtypes = {torch.float32, weight.dtype, dtype}
         if tensor.dtype not in dtypes or tensor.device != device:

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fusewire.errors import ConfigurationError
 from fusewire.kernels import cuda_built
+from fusewire.train.torch_tensors import PARAMETER_DTYPES
 
-_DTYPES = (torch.float32, torch.bfloat16)
 NO_PASS = -1  # torch's id of the running backward pass, where none runs
 
 
@@ -155,7 +155,7 @@ def _make_gradients_fp32(parameter: Parameter) -> None:
 def check_kind(name: str, parameter: Parameter) -> None:
     """Raises ConfigurationError for a parameter that kernels cannot train."""
     places = ("cpu", "cuda") if cuda_built() else ("cpu",)
-    if parameter.dtype not in _DTYPES or parameter.device.type not in places:
+    if parameter.dtype not in PARAMETER_DTYPES or parameter.device.type not in places:
         raise ConfigurationError(
             f"{name}: got {str(parameter.dtype).removeprefix('torch.')} on {parameter.device}, "
             f"wanted float32 or bfloat16 on {' or '.join(places)}; convert the model with .float() "

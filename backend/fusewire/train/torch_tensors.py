@@ -9,6 +9,8 @@ import torch
 from fusewire.errors import ConfigurationError
 from fusewire.kernels import Stream, Tensor
 
+PARAMETER_DTYPES = (torch.float32, torch.bfloat16)  # that parameters are trained in
+
 
 def view(tensor: torch.Tensor) -> Tensor:
     """The same memory as a tensor of `fusewire.kernels`."""
