@@ -26,7 +26,7 @@ def numbers(begin: int, count: int, step: int) -> np.ndarray:
 
 
 def halves(x: np.ndarray, place: Placement) -> torch.Tensor:
-    return torch.from_numpy(x.copy()).to(place.device).bfloat16()
+    return torch.from_numpy(x.copy()).bfloat16().to(place.device)
 
 
 def representable(x: np.ndarray) -> np.ndarray:

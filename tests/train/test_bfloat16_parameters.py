@@ -23,6 +23,9 @@ from tests.train.tiny_models import CONFIGS, eager, loss_of, ragged
 
 HALF = torch.bfloat16
 NAMES = [name for name in CONFIGS if name != "BertModel"]
+# Allowed error, of that of transformers: on a CPU layers compute in fp32, on a GPU in 16 bits as
+# transformers does.
+NOISE = {"cpu": 1, "cuda": 2}
 SHORT = ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"]
 
 
@@ -56,7 +59,6 @@ def in_fp32(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 def test_gradients_are_nearer_to_the_truth_than_those_of_transformers(
     name: str, device: str
 ) -> None:
-    """On a CPU layers compute in fp32; on a GPU in 16 bits, as transformers does."""
     theirs = half_of(name, device)
     ours = train.replace(copy.deepcopy(theirs))
     # Of question answering padding is a part of the loss, and differs.
@@ -64,7 +66,7 @@ def test_gradients_are_nearer_to_the_truth_than_those_of_transformers(
     batch = on(device, ragged(name, lengths))
     right = in_fp32(theirs, batch)
     errors = [(gradients(model, batch) - right).norm() for model in (ours, theirs)]
-    assert errors[0] <= errors[1] * (1 if device == "cpu" else 2)
+    assert errors[0] <= errors[1] * NOISE[device]
     for parameter in ours.parameters():
         assert parameter.dtype == HALF
         assert parameter.grad is None or parameter.grad.dtype == torch.float32
@@ -214,7 +216,8 @@ def test_gradients_that_a_conversion_made_16_bits_are_fp32_again(device: str) ->
 @ON_EACH
 @pytest.mark.parametrize("name", SHORT)
 def test_the_criterion_takes_heads_in_16_bits(name: str, device: str) -> None:
-    model = train.replace(half_of(name, device))
+    theirs = half_of(name, device)
+    model = train.replace(copy.deepcopy(theirs))
     batch = on(device, ragged(name))
     loss = train.CrossEntropy().of_model(model, batch)
     assert loss.dtype == torch.float32
@@ -223,8 +226,8 @@ def test_the_criterion_takes_heads_in_16_bits(name: str, device: str) -> None:
     loss.backward()
     named = sorted(model.named_parameters())
     found = torch.cat([p.grad.double().flatten() for _, p in named if p.grad is not None])
-    right = in_fp32(half_of(name, device), batch)
-    assert (found - right).norm() < 0.02 * right.norm()
+    right = in_fp32(theirs, batch)
+    assert (found - right).norm() <= NOISE[device] * (gradients(theirs, batch) - right).norm()
 
 
 @pytest.mark.parametrize("device", EACH_DEVICE)

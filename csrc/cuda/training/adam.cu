@@ -98,11 +98,15 @@ __global__ void __launch_bounds__(kAdamBlock) adam_elements(AdamArguments a) {
         segment.load(a, first_correction, segment.at + 1);
       }
       const float before = to_float(values[i].at[j]);
-      const float gradient = gradients[i].at[j] * scale + before * segment.decay;
-      const float old = averages[i].at[j], average = old + (gradient - old) * beta1_rest;
-      const float square = squares[i].at[j] * beta2 + gradient * gradient * beta2_rest;
-      const float deviation = sqrtf(square) * second_correction + eps;
-      after.at[j] = before * segment.shrink - average * segment.step_size / deviation;
+      // Multiplied and added as written, in every instantiation: the bits of a parameter do not
+      // depend on its dtype, nor on the alignment of the part that a process updates.
+      const float gradient = fmaf(before, segment.decay, __fmul_rn(gradients[i].at[j], scale));
+      const float old = averages[i].at[j], average = fmaf(gradient - old, beta1_rest, old);
+      const float fresh = __fmul_rn(__fmul_rn(gradient, gradient), beta2_rest);
+      const float square = fmaf(squares[i].at[j], beta2, fresh);
+      const float deviation = fmaf(sqrtf(square), second_correction, eps);
+      const float update = __fmul_rn(average, segment.step_size) / deviation;
+      after.at[j] = fmaf(before, segment.shrink, -update);
       averages[i].at[j] = average;
       squares[i].at[j] = square;
     }
