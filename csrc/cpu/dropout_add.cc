@@ -47,9 +47,12 @@ FUSEWIRE_INLINE Vec factors(const uint8_t (&kept)[kLanes], int64_t column, float
 
 }  // namespace
 
-void dropout_add(void* out, int64_t out_stride, const void* x, int64_t x_stride,
+void column_sums(float* out, const void* x, int64_t x_stride, int64_t rows, int64_t cols,
+                 bool accumulate, const Stream& stream);
+
+void dropout_add(void* out, int64_t out_stride, float* sums, const void* x, int64_t x_stride,
                  const void* residual, int64_t residual_stride, int64_t rows, int64_t cols,
-                 const Dropout& dropout, const Stream&) {
+                 const Dropout& dropout, bool accumulate, const Stream& stream) {
   const float factor = dropout.factor();
   parallel_for(rows, rows_of_a_task(cols) + 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
@@ -70,13 +73,14 @@ void dropout_add(void* out, int64_t out_stride, const void* x, int64_t x_stride,
       }
     }
   });
+  if (sums) column_sums(sums, out, out_stride, rows, cols, accumulate, stream);
 }
 
 void layer_norm(const NormArguments& a, const Stream& stream);
 
 void dropout_add_layer_norm(const DropoutNormArguments& a, const Stream& stream) {
-  dropout_add(a.sum, a.sum_stride, a.x, a.x_stride, a.residual, a.residual_stride, a.rows, a.cols,
-              a.dropout, stream);
+  dropout_add(a.sum, a.sum_stride, nullptr, a.x, a.x_stride, a.residual, a.residual_stride, a.rows,
+              a.cols, a.dropout, false, stream);
   layer_norm({a.out, a.sum, nullptr, a.weight, a.bias, a.out_stride, a.sum_stride, 0, a.rows,
               a.cols, a.eps},
              stream);

@@ -146,17 +146,15 @@ void norm_backward(const NormBackwardArguments& a) {
 
 }  // namespace
 
-void dropout_add(void* out, int64_t out_stride, const void* x, int64_t x_stride,
+void dropout_add(void* out, int64_t out_stride, float* sums, const void* x, int64_t x_stride,
                  const void* residual, int64_t residual_stride, int64_t rows, int64_t cols,
-                 const Dropout& dropout, const Stream& stream);
-void column_sums(float* out, const void* x, int64_t x_stride, int64_t rows, int64_t cols,
-                 bool accumulate, const Stream& stream);
+                 const Dropout& dropout, bool accumulate, const Stream& stream);
 
 void layer_norm_backward(const NormBackwardArguments& a, const Stream& stream) {
   norm_backward<true>(a);
   if (!a.dz) return;
-  dropout_add(a.dz, a.dz_stride, a.dx, a.dx_stride, nullptr, 0, a.rows, a.cols, a.dropout, stream);
-  if (a.sums) column_sums(a.sums, a.dz, a.dz_stride, a.rows, a.cols, a.accumulate, stream);
+  dropout_add(a.dz, a.dz_stride, a.sums, a.dx, a.dx_stride, nullptr, 0, a.rows, a.cols, a.dropout,
+              a.accumulate, stream);
 }
 
 void rms_norm_backward(const NormBackwardArguments& a, const Stream&) {

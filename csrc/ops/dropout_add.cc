@@ -11,23 +11,27 @@ void expect_probability(const Check& check, const Dropout& dropout) {
                 ", wanted at least 0 and less than 1");
 }
 
-void dropout_add(const Tensor& out, const Tensor& x, const Tensor* residual, float probability,
-                 int64_t seed, int64_t offset, const Stream& stream) {
-  drop_and_add(out, x, residual, {probability, seed, offset}, stream);
+void dropout_add(const Tensor& out, const Tensor* sums, const Tensor& x, const Tensor* residual,
+                 float probability, int64_t seed, int64_t offset, bool accumulate,
+                 const Stream& stream) {
+  drop_and_add(out, sums, x, residual, {probability, seed, offset}, accumulate, stream);
 }
 
-void drop_and_add(const Tensor& out, const Tensor& x, const Tensor* residual,
-                  const Dropout& dropout, const Stream& stream) {
+void drop_and_add(const Tensor& out, const Tensor* sums, const Tensor& x, const Tensor* residual,
+                  const Dropout& dropout, bool accumulate, const Stream& stream) {
   Check check("dropout_add", stream);
   Dim rows("rows"), cols("cols");
   check.floats("x", x, {&rows, &cols});
   check.floats("out", out, {&rows, &cols});
   if (residual) check.floats("residual", *residual, {&rows, &cols});
+  if (sums) check.is("sums", *sums, DType::kFloat32, {&cols});
   expect_probability(check, dropout);
-  dispatch_training(check, stream, rows.size * cols.size, [&](const TrainingKernels& kernels) {
-    kernels.dropout_add(out.data, out.row_stride, x.data, x.row_stride,
-                        residual ? residual->data : nullptr, residual ? residual->row_stride : 0,
-                        rows.size, cols.size, dropout, stream);
+  // Without rows the sums are 0.
+  dispatch_training(check, stream, cols.size, [&](const TrainingKernels& kernels) {
+    kernels.dropout_add(out.data, out.row_stride, sums ? sums->as<float>() : nullptr, x.data,
+                        x.row_stride, residual ? residual->data : nullptr,
+                        residual ? residual->row_stride : 0, rows.size, cols.size, dropout,
+                        accumulate, stream);
   });
 }
 

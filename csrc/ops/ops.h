@@ -16,8 +16,8 @@ namespace fusewire::ops {
 #undef OP
 
 // As dropout_add, with a seed that may be in memory.
-void drop_and_add(const Tensor& out, const Tensor& x, const Tensor* residual,
-                  const Dropout& dropout, const Stream& stream);
+void drop_and_add(const Tensor& out, const Tensor* sums, const Tensor& x, const Tensor* residual,
+                  const Dropout& dropout, bool accumulate, const Stream& stream);
 // dropout_add_layer_norm and layer_norm_dropout_backward with a seed that may be in memory.
 void drop_add_and_norm(const Tensor& out, const Tensor& sum, const Tensor& x,
                        const Tensor& residual, const Tensor& weight, const Tensor* bias, float eps,

@@ -51,7 +51,7 @@ void Block::add(const Tensor& sum, const Tensor& x, BlockActivations& a, const P
   const Tensor& inner = *a.sublayer.inner;
   if (dropout.probability > 0) {
     sublayer_->output().forward(sum, inner, Activation::kNone, pass);
-    ops::drop_and_add(sum, sum, &x, dropout, pass.stream);
+    ops::drop_and_add(sum, nullptr, sum, &x, dropout, false, pass.stream);
   } else {
     sublayer_->output().forward_add(sum, inner, x, pass);
   }
@@ -101,10 +101,11 @@ void Block::backward(const Tensor& d, const Tensor& dout, const Tensor& x, Block
   const bool drops = dropout.probability > 0;
   const bool with_norm = drops && residual_norm_ && residual_norm_->drops();
   Value dz(dout);
-  std::optional<Tensor> dbias;
+  std::optional<Tensor> dbias;  // computed with dz
+  if (drops) dbias = sublayer_->output().bias_gradient(pass);
+  const Tensor* const sums = dbias ? &*dbias : nullptr;
   if (with_norm) {
-    dbias = sublayer_->output().bias_gradient(pass);
-    residual_norm_->backward_and_drop(d, *a.sum, dbias ? &*dbias : nullptr, dropout, pass);
+    residual_norm_->backward_and_drop(d, *a.sum, sums, dropout, pass);
     dz = Value(std::move(*a.sum));
   } else if (residual_norm_) {
     residual_norm_->backward(d, d, *a.sum, nullptr, pass);
@@ -117,7 +118,7 @@ void Block::backward(const Tensor& d, const Tensor& dout, const Tensor& x, Block
   }
   if (drops && !with_norm) {
     dz = Value(pass.matrix(d.shape[1]));
-    ops::drop_and_add(dz, dout, nullptr, dropout, pass.stream);
+    ops::drop_and_add(dz, sums, dout, nullptr, dropout, pass.gradients.accumulate, pass.stream);
   }
   if (!dbias) sublayer_->output().backward_bias(dz, pass);
   if (!input_norm_) {

@@ -21,7 +21,7 @@ FeedForward::FeedForward(std::shared_ptr<const Linear> intermediate,
 void FeedForward::drop_numbers(const Tensor& inner, const Pass& pass) const {
   const Dropout dropout = pass.dropout_inside(dropout_);
   if (dropout.probability == 0) return;
-  ops::drop_and_add(inner, inner, nullptr, dropout, pass.stream);
+  ops::drop_and_add(inner, nullptr, inner, nullptr, dropout, false, pass.stream);
 }
 
 Matrix FeedForward::activated(const Tensor& projected, const Pass& pass) const {

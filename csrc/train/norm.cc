@@ -44,8 +44,8 @@ Tensor OnePlus::of(const Parameter& parameter, const Pass& pass) {
   const Tensor weight = row(2);
   if (!known || version_ != pass.version) {
     const Tensor difference = parameter.of(pass.parameters), one = row(0), sum = row(1);
-    ops::dropout_add(sum, {difference.data, {1, count}, dtype, stream.device}, &one, 0, 0, 0,
-                     stream);
+    ops::dropout_add(sum, nullptr, {difference.data, {1, count}, dtype, stream.device}, &one, 0, 0,
+                     0, false, stream);
     // Kernels may load weights before they wait for other kernels, but not before copies have ended
     // (cuda/launch.h).
     device.copy(weight.data, sum.data, bytes, stream);

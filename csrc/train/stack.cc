@@ -243,7 +243,7 @@ void Stack::run_back(Activations& a, const Tensor& gradient, const Tensor& param
     std::optional<Matrix> dout;  // that the blocks of a parallel layer share
     if (parallel_ && begins_[layer + 1] - begin > 1) {
       dout = pass.matrix(gradient.shape[1]);
-      ops::dropout_add(*dout, gradient, nullptr, 0, 0, 0, pass.stream);
+      ops::dropout_add(*dout, nullptr, gradient, nullptr, 0, 0, 0, false, pass.stream);
     }
     for (size_t b = begins_[layer + 1]; b-- > begin;) {
       pass.block = static_cast<int64_t>(b);

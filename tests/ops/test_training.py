@@ -100,7 +100,9 @@ IN_PLACE: dict[str, Call] = {
     "activate_backward": lambda out, x, y, place: k.activate_backward(
         out, None, x, y, "gelu_erf", False, place.stream
     ),
-    "dropout_add": lambda out, x, y, place: k.dropout_add(out, x, y, 0.3, 1, 2, place.stream),
+    "dropout_add": lambda out, x, y, place: k.dropout_add(
+        out, None, x, y, 0.3, 1, 2, False, place.stream
+    ),
 }
 
 
@@ -135,15 +137,14 @@ def test_a_norm_that_drops_has_the_bits_of_two_ops(
         [place.exact(np.ones(shape[1], np.float32), np.float32) for _ in range(3)] for _ in range(2)
     ]
     k.dropout_add_layer_norm(outs[0], sums[0], x, y, weight, bias, 1e-5, *dropout, stream)
-    k.dropout_add(sums[1], x, y, *dropout, stream)
+    k.dropout_add(sums[1], None, x, y, *dropout, False, stream)
     k.layer_norm(outs[1], sums[1], weight, bias, 1e-5, stream)
     k.layer_norm_dropout_backward(
         inputs[0], inner[0], *parameters[0], y, sums[0], weight, 1e-5, *dropout, False, stream
     )
     dweight, dbias, of_inner = parameters[1]
     k.layer_norm_backward(inputs[1], dweight, dbias, y, sums[1], weight, None, 1e-5, False, stream)
-    k.dropout_add(inner[1], inputs[1], None, *dropout, stream)
-    k.column_sums(of_inner, inner[1], False, stream)
+    k.dropout_add(inner[1], of_inner, inputs[1], None, *dropout, False, stream)
     for together, apart in (sums, outs, inputs, inner):
         np.testing.assert_array_equal(o.read(together), o.read(apart))
     for together, apart in zip(*(p[:2] for p in parameters), strict=True):
@@ -202,14 +203,18 @@ def test_a_derivative_keeps_nan_and_has_none_of_its_own(activation: str, place: 
     np.testing.assert_array_equal(got[0, 1:7].round(6), wanted * 3)
 
 
+def dropped(o: Operands, x: np.ndarray, *dropout: float) -> np.ndarray:
+    return o.result(
+        lambda out, stream: k.dropout_add(out, None, o.rows(x), None, *dropout, False, stream),
+        x.shape,
+    )
+
+
 @pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 def test_dropout_keeps_its_share_and_its_expectation(place: Placement):
     o, ones = Operands(place, "dense"), np.ones((400, 1000), np.float32)
     for probability in (0.1, 0.5):
-        kept = [
-            o.result(k.dropout_add, ones.shape, o.rows(ones), None, probability, seed, 0) != 0
-            for seed in (1, 2)
-        ]
+        kept = [dropped(o, ones, probability, seed, 0) != 0 for seed in (1, 2)]
         spread = (probability * (1 - probability) / ones.size) ** 0.5
         for mask in kept:
             assert abs(mask.mean() - (1 - probability)) < 5 * spread + 2.0**-17
@@ -222,7 +227,7 @@ def test_dropout_keeps_its_share_and_its_expectation(place: Placement):
 def test_the_gradient_of_dropout_is_the_same_mask(place: Placement):
     o, rng = Operands(place, "dense"), np.random.default_rng(4)
     x, dy = normal(rng, 9, 100), normal(rng, 9, 100)
-    out, dx = (o.result(k.dropout_add, x.shape, o.rows(a), None, 0.4, 7, 9) for a in (x, dy))
+    out, dx = (dropped(o, a, 0.4, 7, 9) for a in (x, dy))
     np.testing.assert_array_equal(out == 0, dx == 0)
 
 
@@ -231,8 +236,7 @@ def test_the_gradient_of_dropout_is_the_same_mask(place: Placement):
 def test_a_mask_is_the_same_everywhere(layout: str, place: Placement):
     o = Operands(place, layout)
     for rows, cols, seed, offset in [(1, 1, 0, 0), (33, 771, 2**40 + 5, 3), (300, 64, -1, 2**33)]:
-        x = o.rows(np.ones((rows, cols), np.float32))
-        got = o.result(k.dropout_add, (rows, cols), x, None, 0.3, seed, offset)
+        got = dropped(o, np.ones((rows, cols), np.float32), 0.3, seed, offset)
         np.testing.assert_array_equal(got != 0, kept(rows, cols, 0.3, seed, offset))
 
 
@@ -347,7 +351,7 @@ def indices(*values: int) -> k.Tensor:
             r"embed_backward: ids\[1\]: got 3, wanted 0 to 2",
         ),
         (
-            lambda: k.dropout_add(dense(1, 4), dense(1, 4), None, 1.0, 0, 0),
+            lambda: k.dropout_add(dense(1, 4), None, dense(1, 4), None, 1.0, 0, 0, False),
             "dropout_add: probability: got 1, wanted at least 0 and less than 1",
         ),
         (

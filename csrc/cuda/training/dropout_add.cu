@@ -1,8 +1,8 @@
-// Dropout with the residual that follows it.
+// Dropout with the residual that follows it, and in a backward pass the sums of the columns of what
+// it gives.
 #include "cuda/kernels.h"
-#include "cuda/launch.h"
 #include "cuda/rows/row.h"
-#include "cuda/rows/tile.h"
+#include "cuda/training/column_strips.h"
 #include "cuda/training/dropout.h"
 
 namespace fusewire::cuda {
@@ -11,68 +11,96 @@ namespace {
 struct DropoutArguments {
   void* out;
   const void *x, *residual;
-  int64_t out_stride, x_stride, residual_stride, rows, cols;
+  int64_t out_stride, x_stride, residual_stride, cols;
   Dropout dropout;
 };
 
-// kDropoutGroup neighbouring columns to a thread, which share a counter, as packs of kWidth
-// elements.
+// kDropoutGroup columns of a row, which share a counter, are read and written as packs of kWidth
+// elements: their columns end with the matrix.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(256) dropout_elements(DropoutArguments a) {
-  constexpr int n = kDropoutGroup / kWidth;
-  using P = Pack<T, kWidth>;
-  let_next_start();
-  wait_for_inputs();
-  const int64_t first = tile_access<1>(0) * kDropoutGroup;
-  if (first >= a.cols) return;
-  const RowDropout dropout(a.dropout);
-  for (int64_t row = tile_row(); row < a.rows; row += tile_row_step()) {
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride + first;
-    const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride + first;
-    T* out = static_cast<T*>(a.out) + row * a.out_stride + first;
-    P packs[n] = {}, more[n] = {};
+struct Group {
+  Pack<T, kWidth> packs[kDropoutGroup / kWidth];
+
+  template <class Body>  // body(pack, offset)
+  __device__ __forceinline__ void for_each(int columns, Body&& body) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (first + i * kWidth >= a.cols) continue;
-      packs[i] = *reinterpret_cast<const P*>(x + i * kWidth);
-      if (a.residual) more[i] = *reinterpret_cast<const P*>(residual + i * kWidth);
-    }
-    float v[kDropoutGroup];
-#pragma unroll
-    for (int i = 0; i < kDropoutGroup; ++i) v[i] = to_float(packs[i / kWidth].at[i % kWidth]);
-    dropout.apply(v, row, first);
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (first + i * kWidth >= a.cols) continue;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        float y = v[i * kWidth + j];
-        if (a.residual) y += to_float(more[i].at[j]);
-        packs[i].at[j] = from_float<T>(y);
-      }
-      *reinterpret_cast<P*>(out + i * kWidth) = packs[i];
+    for (int i = 0; i < kDropoutGroup / kWidth; ++i) {
+      if (i * kWidth < columns) body(packs[i], i * kWidth);
     }
   }
+  __device__ __forceinline__ void load(const T* from, int columns) {
+    for_each(columns, [&](Pack<T, kWidth>& pack, int at) {
+      pack = *reinterpret_cast<const Pack<T, kWidth>*>(from + at);
+    });
+  }
+  __device__ __forceinline__ void store(T* to, int columns) {
+    for_each(columns, [&](const Pack<T, kWidth>& pack, int at) {
+      *reinterpret_cast<Pack<T, kWidth>*>(to + at) = pack;
+    });
+  }
+};
+
+// As many loads of a thread are in flight as leave it 64 registers.
+template <class T, int kWidth, bool kResidual>
+__global__ void __launch_bounds__(kStripBlock, kStripBlocksPerSm)
+    dropout_elements(ColumnStrips strips, DropoutArguments a) {
+  struct Inputs {
+    Group<T, kWidth> x, residual;
+  };
+  let_next_start();
+  wait_for_inputs();
+  const int cols = static_cast<int>(a.cols);
+  const RowDropout dropout(a.dropout);
+  sum_strip<kDropoutGroup, kResidual ? 1 : 2>(
+      strips,
+      [&](int r, int c) {
+        Inputs in = {};
+        in.x.load(static_cast<const T*>(a.x) + r * a.x_stride + c, cols - c);
+        if constexpr (kResidual) {
+          in.residual.load(static_cast<const T*>(a.residual) + r * a.residual_stride + c, cols - c);
+        }
+        return in;
+      },
+      [&](const Inputs& in, int r, int c, float (&v)[kDropoutGroup]) {
+#pragma unroll
+        for (int j = 0; j < kDropoutGroup; ++j)
+          v[j] = to_float(in.x.packs[j / kWidth].at[j % kWidth]);
+        dropout.apply(v, r, c);
+        Group<T, kWidth> out;
+#pragma unroll
+        for (int j = 0; j < kDropoutGroup; ++j) {
+          if constexpr (kResidual) v[j] += to_float(in.residual.packs[j / kWidth].at[j % kWidth]);
+          T& rounded = out.packs[j / kWidth].at[j % kWidth];
+          rounded = from_float<T>(v[j]);
+          v[j] = to_float(rounded);
+        }
+        out.store(static_cast<T*>(a.out) + r * a.out_stride + c, cols - c);
+      });
+}
+
+template <class T, int kWidth>
+auto kernel_of(const DropoutArguments& a) {
+  return a.residual ? dropout_elements<T, kWidth, true> : dropout_elements<T, kWidth, false>;
 }
 
 }  // namespace
 
 template <class T>
-void dropout_add(void* out, int64_t out_stride, const void* x, int64_t x_stride,
+void dropout_add(void* out, int64_t out_stride, float* sums, const void* x, int64_t x_stride,
                  const void* residual, int64_t residual_stride, int64_t rows, int64_t cols,
-                 const Dropout& dropout, const Stream& stream) {
-  const DropoutArguments a = {out,  x,    residual, out_stride, x_stride, residual_stride,
-                              rows, cols, dropout};
-  const bool vectors = cols % Vector<T>::kSize == 0 && vectors_fit<T>(x, x_stride) &&
+                 const Dropout& dropout, bool accumulate, const Stream& stream) {
+  const DropoutArguments a = {out,  x,      residual, out_stride, x_stride, residual_stride,
+                              cols, dropout};
+  constexpr int n = std::min(Vector<T>::kSize, kDropoutGroup);
+  const bool vectors = cols % n == 0 && vectors_fit<T>(x, x_stride) &&
                        vectors_fit<T>(out, out_stride) && vectors_fit<T>(residual, residual_stride);
-  const Tiles tiles = tiles_of<1>(rows, (cols + kDropoutGroup - 1) / kDropoutGroup);
-  launch(vectors ? dropout_elements<T, Vector<T>::kSize> : dropout_elements<T, 1>, tiles.grid,
-         tiles.block, 0, stream, a);
+  launch_strips<kDropoutGroup>(vectors ? kernel_of<T, n>(a) : kernel_of<T, 1>(a), sums, rows, cols,
+                               accumulate, stream, a);
 }
 
-#define INSTANTIATE(T)                                                                     \
-  template void dropout_add<T>(void*, int64_t, const void*, int64_t, const void*, int64_t, \
-                               int64_t, int64_t, const Dropout&, const Stream&);
+#define INSTANTIATE(T)                                                                             \
+  template void dropout_add<T>(void*, int64_t, float*, const void*, int64_t, const void*, int64_t, \
+                               int64_t, int64_t, const Dropout&, bool, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 
 }  // namespace fusewire::cuda

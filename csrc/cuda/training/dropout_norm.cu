@@ -59,8 +59,8 @@ bool fused(const DropoutNormArguments& a, const Stream& stream) {
 template <class T>
 void dropout_add_layer_norm(const DropoutNormArguments& a, const Stream& stream) {
   if (fused<T>(a, stream)) return;
-  dropout_add<T>(a.sum, a.sum_stride, a.x, a.x_stride, a.residual, a.residual_stride, a.rows,
-                 a.cols, a.dropout, stream);
+  dropout_add<T>(a.sum, a.sum_stride, nullptr, a.x, a.x_stride, a.residual, a.residual_stride,
+                 a.rows, a.cols, a.dropout, false, stream);
   layer_norm<T>({a.out, a.sum, nullptr, a.weight, a.bias, a.out_stride, a.sum_stride, 0, a.rows,
                  a.cols, a.eps},
                 stream);

@@ -230,13 +230,8 @@ void backward(NormBackwardArguments a, int heads, const Stream& stream) {
   });
   if (!held) wide_norm_backward<T>(a, heads, kCentered, stream);
   if (!all.dz || (held && vectors)) return;
-  if (a.rows > 0) {
-    dropout_add<T>(all.dz, all.dz_stride, a.dx, a.dx_stride, nullptr, 0, a.rows, a.cols, a.dropout,
-                   stream);
-  }
-  if (all.sums) {
-    column_sums<T>(all.sums, all.dz, all.dz_stride, a.rows, a.cols, a.accumulate, stream);
-  }
+  dropout_add<T>(all.dz, all.dz_stride, all.sums, a.dx, a.dx_stride, nullptr, 0, a.rows, a.cols,
+                 a.dropout, a.accumulate, stream);
 }
 
 }  // namespace
