@@ -1,12 +1,12 @@
-// Philox4x32-10: random numbers from a key and a counter, with no state between calls (Salmon,
-// Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3).
+// Philox4x32: random numbers from a key and a counter, with no state between calls (Salmon, Moraes,
+// Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3).
 #pragma once
 
 #include <cstdint>
 
 namespace fusewire {
 
-inline constexpr int kPhiloxRounds = 10;
+inline constexpr int kPhiloxRounds = 10;  // the authors' default
 inline constexpr uint32_t kPhiloxFactor0 = 0xD2511F53, kPhiloxFactor2 = 0xCD9E8D57;
 inline constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9, kPhiloxKeyStep1 = 0xBB67AE85;
 
@@ -16,10 +16,11 @@ struct PhiloxWords {
 
 // Static, as the function below, so that code compiled for one instruction set never serves the
 // others (cpu/vec.h).
+template <int kRounds = kPhiloxRounds>
 static constexpr PhiloxWords philox(uint64_t key, PhiloxWords counter) {
   uint32_t (&x)[4] = counter.x;
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < kPhiloxRounds; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     const uint64_t a = uint64_t{kPhiloxFactor0} * x[0], b = uint64_t{kPhiloxFactor2} * x[2];
     const uint32_t y0 = static_cast<uint32_t>(b >> 32) ^ x[1] ^ key0;
     const uint32_t y2 = static_cast<uint32_t>(a >> 32) ^ x[3] ^ key1;

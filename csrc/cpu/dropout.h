@@ -14,7 +14,7 @@ FUSEWIRE_INLINE void dropout_words(const Dropout& dropout, UintVec row, UintVec 
   x[1] = row;
   x[2] = UintVec{} + static_cast<uint32_t>(offset);
   x[3] = UintVec{} + static_cast<uint32_t>(offset >> 32);
-  philox(dropout.key(), x);
+  philox<kDropoutRounds>(dropout.key(), x);
 }
 
 // Calls body(column - first, factors) for `count` columns from `first` on, with rows of a matrix

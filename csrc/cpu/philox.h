@@ -48,9 +48,10 @@ FUSEWIRE_INLINE void multiply_wide(UintVec x, uint32_t factor, UintVec& low, Uin
 }
 
 // x: the four words of each lane's counter, which become its four random words.
+template <int kRounds = kPhiloxRounds>
 FUSEWIRE_INLINE void philox(uint64_t key, UintVec (&x)[4]) {
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < kPhiloxRounds; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     UintVec low0, high0, low2, high2;
     multiply_wide(x[0], kPhiloxFactor0, low0, high0);
     multiply_wide(x[2], kPhiloxFactor2, low2, high2);

@@ -1,4 +1,4 @@
-"""Philox4x32-10 and the dropout mask, in the terms of the paper and of csrc/core/dropout.h."""
+"""Philox4x32 and the dropout mask, in the terms of the paper and of csrc/core/dropout.h."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def halves(number: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return words & LOW, words >> np.uint64(32)
 
 
-def philox(key: ArrayLike, counter: tuple[ArrayLike, ...]) -> Words:
+def philox(key: ArrayLike, counter: tuple[ArrayLike, ...], rounds: int = 10) -> Words:
     """Returns four words of 32 bits, as uint64, for every key and counter (four words of it)."""
     x = [np.asarray(word, np.uint64) for word in counter]
     keys = list(halves(key))
-    for _ in range(10):
+    for _ in range(rounds):
         (low0, high0), (low2, high2) = (
             halves(np.uint64(factor) * word)
             for factor, word in ((0xD2511F53, x[0]), (0xCD9E8D57, x[2]))
@@ -36,7 +36,7 @@ def dropout_factors(
     """Returns float64[rows, columns], 0 or 1 / (1 - probability), for these rows and columns of a
     matrix."""
     row, column = np.asarray(rows)[:, None], np.asarray(columns)
-    words = np.stack(philox(seed, (column // 8, row, *halves(np.int64(offset)))))
+    words = np.stack(philox(seed, (column // 8, row, *halves(np.int64(offset))), rounds=7))
     words = words.reshape(4, row.size, column.size)
     which = np.broadcast_to(column % 8, words.shape[1:])
     word = np.take_along_axis(words, (which // 2)[None], 0)[0]

@@ -156,6 +156,7 @@ def test_a_real_vocabulary_is_cut_at_the_same_place(vocab, top_k, share, place: 
 
 def test_the_reference_of_philox_gives_the_published_words():
     assert philox(0, (0, 0, 0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert philox(0, (0, 0, 0, 0), 7) == (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)
     key, counter = 0x299F31D0A4093822, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
     assert philox(key, counter) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
 

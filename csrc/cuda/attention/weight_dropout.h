@@ -25,7 +25,7 @@ struct WeightDropout {
   // columns 2w, in its low half, and 2w + 1.
   __device__ __forceinline__ PhiloxWords words(uint32_t row, uint32_t group) const {
     const uint64_t key = added ? seed + static_cast<uint64_t>(__ldg(added)) : seed;
-    return philox(
+    return philox<kDropoutRounds>(
         key, {{group, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)}});
   }
 

@@ -21,9 +21,9 @@ class RowDropout {
   template <int n>
   __device__ __forceinline__ void apply(float (&v)[n], int64_t row, int64_t column) const {
     static_assert(n == kDropoutGroup || n == kDropoutGroup / 2);
-    const PhiloxWords words =
-        philox(key_, {{static_cast<uint32_t>(column / kDropoutGroup), static_cast<uint32_t>(row),
-                       static_cast<uint32_t>(offset_), static_cast<uint32_t>(offset_ >> 32)}});
+    const PhiloxWords words = philox<kDropoutRounds>(
+        key_, {{static_cast<uint32_t>(column / kDropoutGroup), static_cast<uint32_t>(row),
+                static_cast<uint32_t>(offset_), static_cast<uint32_t>(offset_ >> 32)}});
     const bool second = n < kDropoutGroup && column % kDropoutGroup;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
