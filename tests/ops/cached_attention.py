@@ -10,7 +10,18 @@ import torch
 from fusewire import kernels as k
 
 from tests.ops.case import Arrays, Case, Operands, Tensors
-from tests.ops.paged import MANY, ONE_LONG, Cache, Paged, attend, decoding, make_paged, prompts
+from tests.ops.paged import (
+    FEW_SIMILAR,
+    MANY,
+    ONE_LONG,
+    SIMILAR,
+    Cache,
+    Paged,
+    attend,
+    decoding,
+    make_paged,
+    prompts,
+)
 from tests.ops.rotary import rotate
 
 
@@ -48,6 +59,8 @@ GPU_ADDED = (
     Added(decoding(1024, 1, 333, heads=16, kv_heads=16, dim=256), 64),
     Added(MANY, 128),
     Added(ONE_LONG, 0),
+    Added(SIMILAR, 128),
+    Added(FEW_SIMILAR, 128),
     Added(Paged((16, 2, 16), (1000, 2000, 16), heads=2, kv_heads=2, dim=256), 256),
 )
 

@@ -73,6 +73,9 @@ PAGED = [
 # More than a GPU attends to at once: all are whole, and one is divided.
 MANY = decoding(*range(130, 260), heads=16, kv_heads=8, dim=128)
 ONE_LONG = decoding(*range(30, 130), 6000, *range(1, 30), heads=16, kv_heads=8, dim=128)
+# Contexts of similar length, of which an H200 attends to 3 parts each at once, and to 4.
+SIMILAR = decoding(*range(1000, 1016), heads=16, kv_heads=8, dim=128)
+FEW_SIMILAR = decoding(*range(1020, 1030), heads=16, kv_heads=8, dim=128)
 GPU_PAGED = (
     decoding(*(int(n) for n in np.random.default_rng(5).integers(1, 2100, 64)), heads=12),
     decoding(*range(1, 128), *range(127, 0, -1), heads=8, kv_heads=8, right=k.UNLIMITED),
@@ -81,6 +84,8 @@ GPU_PAGED = (
     decoding(8192, heads=16, kv_heads=8, dim=128, left=4095, soft_cap=50.0),
     MANY,
     ONE_LONG,
+    SIMILAR,
+    FEW_SIMILAR,
     prompts(1024, 1, 513, heads=8, kv_heads=2, dim=128),
     prompts(700, 64, heads=12, kv_heads=12, dim=64),
     prompts(300, 257, heads=4, kv_heads=1, dim=256, left=99, soft_cap=50.0),

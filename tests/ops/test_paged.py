@@ -14,8 +14,10 @@ from tests.ops.attention import BIAS_SPAN, spec_of
 from tests.ops.cached_attention import ADDED, GPU_ADDED, Added, Step, make_added
 from tests.ops.case import Arrays, Operands, normal
 from tests.ops.paged import (
+    FEW_SIMILAR,
     MANY,
     ONE_LONG,
+    SIMILAR,
     Cache,
     Paged,
     attend,
@@ -321,6 +323,8 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
         decoding(90, 1, 40, right=k.UNLIMITED),
         MANY,
         ONE_LONG,
+        SIMILAR,
+        FEW_SIMILAR,
         MIXED,
     ],
     ids=str,

@@ -41,6 +41,9 @@ struct PagedItem {
 // Where whole tiles are enough for all blocks, only tiles with more than twice the share are
 // divided, which would finish long after all others.
 //
+// Few tiles of few rows that have about as many keys each are divided into equally many parts, all
+// of which run at once.
+//
 // There are never more than tiles * kv_heads + capacity items. At most 2 * capacity of them belong
 // to tiles with more than one part, which need slots: a part is at least total / capacity keys, and
 // a tile of n > 1 parts has more keys than n - 1 >= n / 2 parts.
@@ -101,16 +104,25 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
   tiles = __reduce_add_sync(kWarp, tiles);
   behind = __reduce_max_sync(kWarp, behind);
 
-  // Whole tiles are enough for all blocks.
-  const bool fills = tiles * shape.kv_heads >= plan.capacity;
-  const long long share = (total * shape.kv_heads + plan.capacity - 1) / plan.capacity;
   constexpr int kMostKeys = INT32_MAX / 2;
-  int part_keys =
-      static_cast<int>(min(max(fills ? 2 * share : share, static_cast<long long>(kLeastPart)),
-                           static_cast<long long>(kMostKeys)));
+  const int whole = tiles * shape.kv_heads;
+  const bool fills = whole >= plan.capacity;  // whole tiles are enough for all blocks
+  // No tile has more than 5/4 of the mean, and each can have two parts or more.
+  const bool even =
+      plan.most <= kRows && 2 * whole <= plan.capacity && 4LL * longest * tiles <= 5 * total;
+  int part_keys;
+  if (even) {
+    const int parts = plan.capacity / max(whole, 1);
+    part_keys = max((longest + parts - 1) / parts, kLeastPart);
+  } else {
+    const long long share = (total * shape.kv_heads + plan.capacity - 1) / plan.capacity;
+    part_keys =
+        static_cast<int>(min(max(fills ? 2 * share : share, static_cast<long long>(kLeastPart)),
+                             static_cast<long long>(kMostKeys)));
+  }
   // No tile is divided, and the first sequences have one each, as when many are decoded.
   if (longest <= part_keys && plan.most <= kRows && tiles == behind) {
-    if (number >= tiles * shape.kv_heads) return {};
+    if (number >= whole) return {};
     PagedItem item = item_of(number / shape.kv_heads);
     item.head = number % shape.kv_heads;
     item.parts = 1;
@@ -120,7 +132,7 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
     return min((span + part_keys - 1) / part_keys, kMostParts<kRows>);
   };
 #pragma unroll 1
-  for (int round = 0; round < kRounds && !fills; ++round) {
+  for (int round = 0; round < kRounds && !fills && !even; ++round) {
     int items = 0;
     for (int begin = 0; begin < sequences; begin += 32 * kEach) {
       const Load load = read(begin + lane * kEach);
