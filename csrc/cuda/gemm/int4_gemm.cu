@@ -13,14 +13,8 @@ int over(int a, int b) {
   return (a + b - 1) / b;
 }
 
-// The blocks of a cluster each take a slice of k (split k).
-bool has_clusters() {
-  static const bool found = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
-  return found;
-}
-
-// Returns the number of slices of k: as many as leave a multiprocessor for each block, and a unit
-// for each team.
+// Returns the number of slices of k, which the blocks of a cluster share (split k): as many as
+// leave a multiprocessor for each block, and a unit for each team.
 template <class Shape>
 int slices_of(const Problem& p) {
   constexpr int kMost = 4;

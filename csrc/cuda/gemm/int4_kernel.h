@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/activation.h"
+#include "cuda/cluster.h"
 #include "cuda/element.h"
 #include "cuda/gemm/int4_weight.h"
 #include "cuda/launch.h"
@@ -72,34 +73,6 @@ __device__ __forceinline__ void meet(int team) {
   } else {
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * Shape::kAcross) : "memory");
   }
-}
-
-// Returns the float at a shared-memory address in block `rank` of the cluster.
-__device__ __forceinline__ float load_of_block(uint32_t address, int rank) {
-  float value;
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .u32 there;\n"
-      "mapa.shared::cluster.u32 there, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [there];\n"
-      "}"
-      : "=f"(value)
-      : "r"(address), "r"(rank)
-      : "memory");
-#else
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-#endif
-  return value;
-}
-
-__device__ __forceinline__ void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;" ::
-          : "memory");
-#endif
 }
 
 // Grid: x = blocks of channels * slices, y = blocks of tokens. kFine: groups of 32 inputs.

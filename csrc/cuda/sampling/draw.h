@@ -29,29 +29,37 @@ __device__ __forceinline__ float reduce_block(float x, Operation operation) {
 // at a time. Unlike with for_values (row.h), the address of the row changes neither which elements
 // these are nor their order: otherwise a draw would depend on the row's index in the batch.
 // kTogether vectors are loaded at once; rows that are not aligned are read element by element.
+// `blocks` blocks may share the row; `rank` is this one's number among them.
 template <int kTogether = 2, class T, class Body>
-__device__ __forceinline__ void for_elements(const T* row, int cols, Body&& body) {
-  constexpr int n = Vector<T>::kSize, kStep = kDrawThreads * n;
-  int c = threadIdx.x * n;
-  if (reinterpret_cast<uintptr_t>(row) % 16 == 0) {
-    for (; c + (kTogether - 1) * kStep + n <= cols; c += kTogether * kStep) {
+__device__ __forceinline__ void for_elements(const T* row, int cols, Body&& body, int rank = 0,
+                                             int blocks = 1) {
+  constexpr int n = Vector<T>::kSize;
+  const int step = kDrawThreads * n * blocks;
+  const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;
+  int c = (rank * kDrawThreads + threadIdx.x) * n;
+  if (aligned) {
+    for (; c + (kTogether - 1) * step + n <= cols; c += kTogether * step) {
       Vector<T> vectors[kTogether];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) vectors[i] = Vector<T>::load(row + c + i * kStep);
+      for (int i = 0; i < kTogether; ++i) vectors[i] = Vector<T>::load(row + c + i * step);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) body(to_float(vectors[i].at[j]), c + i * kStep + j);
+        for (int j = 0; j < n; ++j) body(to_float(vectors[i].at[j]), c + i * step + j);
       }
     }
   }
-  for (; c < cols; c += kStep) {
-    float v[n];
+  for (; c < cols; c += step) {
+    Vector<T> vector;
+    if (aligned && c + n <= cols) {
+      vector = Vector<T>::load(row + c);
+    } else {
 #pragma unroll
-    for (int j = 0; j < n; ++j) v[j] = c + j < cols ? to_float(row[c + j]) : 0.0f;
+      for (int j = 0; j < n; ++j) vector.at[j] = c + j < cols ? row[c + j] : from_float<T>(0.0f);
+    }
 #pragma unroll
     for (int j = 0; j < n; ++j) {
-      if (c + j < cols) body(v[j], c + j);
+      if (c + j < cols) body(to_float(vector.at[j]), c + j);
     }
   }
 }

@@ -1,10 +1,12 @@
-// The kernels between logits and tokens: penalties, biases, sampling, log-sum-exp and ranks. Most
-// use one block per row. Rows that are read again come from the L2 cache.
+// The kernels between logits and tokens: penalties, biases, sampling and ranks. Most use one block
+// per row; where rows are few, several find the largest element. Rows that are read again come from
+// the L2 cache.
 #include <cfloat>
 
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/sampling/draw.h"
+#include "cuda/sampling/shared_row.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -45,35 +47,19 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kDrawThreads, 1) draw_tokens(const SampleArguments a) {
+__global__ void __launch_bounds__(kDrawThreads, 1)
+    draw_tokens(const SampleArguments a, const int blocks) {
   let_next_start();
   wait_for_inputs();
-  const int r = blockIdx.x, cols = static_cast<int>(a.cols);
+  const int r = blockIdx.x / blocks, rank = blockIdx.x % blocks, cols = static_cast<int>(a.cols);
   const T* row = static_cast<const T*>(a.logits) + r * a.stride;
   int64_t* token = a.tokens + r;
 
-  // Find the range of the finite elements, and whether the logits define a distribution.
-  float ends[3] = {-INFINITY, -INFINITY, 0.0f};  // largest, -smallest, 1 for NaN
-  int column_of_largest = 0;
-  for_elements<4>(row, cols, [&](float value, int column) {
-    if (value > ends[0]) {
-      ends[0] = value;
-      column_of_largest = column;
-    }
-    if (value > -INFINITY) ends[1] = fmaxf(ends[1], -value);
-    if (isnan(value)) ends[2] = 1.0f;
-  });
-  const float own_largest = ends[0];
-  reduce_block(ends, Max{});
-  const float most = ends[0], least = -ends[1], temperature = a.temperature[r];
-  if (ends[2] != 0.0f || isinf(most)) {
-    if (threadIdx.x == 0) *token = -1;
-    return;
-  }
-  if (temperature == 0.0f) {  // columns are exact as floats (ops/sampling.cc)
-    const float first = reduce_block(
-        own_largest == most ? -static_cast<float>(column_of_largest) : -INFINITY, Max{});
-    if (threadIdx.x == 0) *token = static_cast<int64_t>(-first);
+  const Range range = range_of(row, cols, rank, blocks);
+  if (rank > 0) return;
+  const float most = range.most, least = range.least, temperature = a.temperature[r];
+  if (!range.sound || temperature == 0.0f) {
+    if (threadIdx.x == 0) *token = range.sound ? range.first : -1;
     return;
   }
 
@@ -124,21 +110,6 @@ __global__ void __launch_bounds__(kDrawThreads, 1) draw_tokens(const SampleArgum
   }
   pick(token, row, cols, candidates,
        philox_uniform(static_cast<uint64_t>(a.seeds[r]), static_cast<uint64_t>(a.steps[r])));
-}
-
-template <class T>
-__global__ void __launch_bounds__(kDrawThreads)
-    log_sum_exp_rows(float* out, const T* x, int64_t x_stride, int cols) {
-  let_next_start();
-  wait_for_inputs();
-  const T* row = x + blockIdx.x * x_stride;
-  float most = -INFINITY, sum = 0.0f;
-  for_elements<4>(row, cols, [&](float value, int) { most = fmaxf(most, value); });
-  most = reduce_block(most, Max{});
-  const float from = isinf(most) ? 0.0f : most;  // infinite elements then decide the result
-  for_elements<4>(row, cols, [&](float value, int) { sum += expf(value - from); });
-  sum = reduce_block(sum, Sum{});
-  if (threadIdx.x == 0) out[blockIdx.x] = from + logf(sum);
 }
 
 template <class T>
@@ -193,14 +164,9 @@ void bias_logits(void* logits, int64_t stride, int64_t rows, int64_t cols, const
 
 template <class T>
 void sample(const SampleArguments& a, const Stream& stream) {
-  launch(draw_tokens<T>, dim3(static_cast<unsigned>(a.rows)), kDrawThreads, 0, stream, a);
-}
-
-template <class T>
-void log_sum_exp(float* out, const void* x, int64_t x_stride, int64_t rows, int64_t cols,
-                 const Stream& stream) {
-  launch(log_sum_exp_rows<T>, dim3(static_cast<unsigned>(rows)), kDrawThreads, 0, stream, out,
-         static_cast<const T*>(x), x_stride, static_cast<int>(cols));
+  const int blocks = blocks_per_row<T>(a.rows, a.cols, multiprocessors());
+  launch_clusters(draw_tokens<T>, blocks, dim3(static_cast<unsigned>(a.rows * blocks)),
+                  kDrawThreads, 0, stream, a, blocks);
 }
 
 template <class T>
@@ -224,7 +190,6 @@ void rank_columns(int32_t* out, const void* x, int64_t x_stride, const int64_t* 
   template void bias_logits<T>(void*, int64_t, int64_t, int64_t, const int32_t*, const int32_t*,  \
                                const float*, int64_t, const Stream&);                             \
   template void sample<T>(const SampleArguments&, const Stream&);                                 \
-  template void log_sum_exp<T>(float*, const void*, int64_t, int64_t, int64_t, const Stream&);    \
   template void gather_columns<T>(float*, const void*, int64_t, const int64_t*, int64_t, int64_t, \
                                   const Stream&);                                                 \
   template void rank_columns<T>(int32_t*, const void*, int64_t, const int64_t*, int64_t, int64_t, \
