@@ -52,6 +52,7 @@ CASES = {
 }
 OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
 HALF = "fusewire, Step, bf16 parameters"
+LEAN = f"{HALF}, recompute norm"
 COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
 THROUGH_COMPILER = (COMPILED, GRAPHS)
 SYSTEMS = (STEP, HALF, OURS, EAGER, *THROUGH_COMPILER)
@@ -81,11 +82,14 @@ def stepping(
     from torch.nn.parallel import DistributedDataParallel
 
     model = make(shape).to(device).train()
-    if system in (OURS, STEP, HALF):
+    if system in (OURS, STEP, HALF, LEAN):
         from fusewire.train import Adam, CrossEntropy, Step, replace
 
         segments = 1 if group is None else min(SEGMENTS, model.config.num_hidden_layers)
-        model = replace(model.bfloat16() if system == HALF else model, segments=segments)
+        recompute = "norm" if system == LEAN else "none"
+        if system in (HALF, LEAN):
+            model = model.bfloat16()
+        model = replace(model, segments=segments, recompute=recompute)
         ours = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0, process_group=group)
         if system != OURS:
             headed = KINDS[SHAPES[shape]["kind"]][0] in HEADED

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import records, training_report
 from benchmarks.memory import alone
-from benchmarks.training_gpu import SYSTEMS, made, stepping, tokens_of
+from benchmarks.training_gpu import LEAN, SYSTEMS, made, stepping, tokens_of
 from benchmarks.training_rivals import counted
 
 CASES = {
@@ -52,7 +52,9 @@ def peak_gib(system: str, shape: str, texts: int) -> float | None:
     return (of_torch + allocator.stats()["peak_reserved_bytes"]) / GIB
 
 
-def run(models: Sequence[str] | None, texts: int | None, out: Path) -> None:
+def run(
+    models: Sequence[str] | None, texts: int | None, systems: Sequence[str] | None, out: Path
+) -> None:
     from benchmarks.gpu.facts import where
 
     rows = []
@@ -61,7 +63,7 @@ def run(models: Sequence[str] | None, texts: int | None, out: Path) -> None:
         for count in (texts,) if texts else CASES.get(shape, (8,)):
             tokens, padded = tokens_of(made(shape, count)[:1])
             of_case = []
-            for system in SYSTEMS:
+            for system in systems or (*SYSTEMS, LEAN):
                 print(f"{shape}, {count}: {system}", flush=True)
                 peak = alone(peak_gib, system, shape, count)
                 if peak is None:

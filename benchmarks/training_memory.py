@@ -89,13 +89,14 @@ def main() -> None:
         "--models", nargs="+", choices=list(SHAPES), help="by default those of docs"
     )
     parser.add_argument("--texts", type=int, help="of a batch, by default those of docs")
+    parser.add_argument("--systems", nargs="+", help="by default all")
     parser.add_argument("--out", type=Path, default=records.RESULTS)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
     if options.device == "cuda":
         from benchmarks import training_gpu_memory
 
-        training_gpu_memory.run(options.models, options.texts, options.out)
+        training_gpu_memory.run(options.models, options.texts, options.systems, options.out)
         return
     rows = []
     for shape in options.models or CASES:
@@ -110,7 +111,7 @@ def main() -> None:
             "python": platform.python_version(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        for system in SYSTEMS:
+        for system in options.systems or SYSTEMS:
             print(f"{shape}, {texts}: {system}", flush=True)
             found = alone(measured, system, shape, texts, options.threads)
             versions = {"torch": found.pop("version")}
