@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from fusewire.train.bucket import PackedBucket
-from fusewire.train.bucket_inputs import SOURCE, TARGET, Side, Sides, buckets_of
+from fusewire.train.packed import SOURCE, TARGET
+from fusewire.train.sides import Side, Sides, buckets_of
 from hypothesis import given
 from hypothesis import strategies as st
 

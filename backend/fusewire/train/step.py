@@ -14,13 +14,14 @@ from torch.autograd.graph import increment_version
 
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.train.adam import Adam
-from fusewire.train.bucket_inputs import Batch, BucketInputs, Sides, key_of, sides_of
+from fusewire.train.bucket_inputs import BucketInputs, key_of
 from fusewire.train.flat import FlatParameters
 from fusewire.train.gradients import collected, held, leaves_of
 from fusewire.train.packed import prepared
 from fusewire.train.recorded_memory import RecordedMemory
 from fusewire.train.recording import Recording, between_graphs
 from fusewire.train.sending import Sending
+from fusewire.train.sides import Batch, Sides, sides_of
 from fusewire.train.step_checks import check_dtype, check_loss, check_optimizer
 from fusewire.train.tape_memory import saving_in
 from fusewire.train.targets import labels_of
