@@ -44,6 +44,23 @@ def test_no_sequence_of_missing_tokens_is_longer_than_a_row(lengths: list[int]) 
     assert int(of_sequences[len(lengths) :].max()) <= packed.shape[1]
 
 
+@given(LENGTHS)
+def test_a_flattened_batch_has_its_sequences_then_empty_ones_then_missing_tokens(
+    lengths: list[int],
+) -> None:
+    numbers = torch.tensor(lengths)
+    count, tokens = len(lengths), sum(lengths)
+    flat = Side(torch.ones(1, tokens, dtype=torch.bool), numbers, flat=True)
+    ((packed, of_sequences),) = written({SOURCE: flat})
+    assert packed.shape == (1, packed.tokens)
+    assert tokens <= packed.tokens <= tokens * 17 / 16 + 1
+    assert of_sequences[:count].tolist() == lengths
+    assert int(of_sequences.sum()) == packed.tokens
+    (bucket,) = buckets_of({SOURCE: flat})
+    assert count <= bucket.sequences < 2 * count
+    assert not of_sequences[count : bucket.sequences].any()
+
+
 @given(st.data(), LENGTHS)
 def test_a_target_of_missing_tokens_has_a_source(data: st.DataObject, lengths: list[int]) -> None:
     count = len(lengths)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fusewire import train
-from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
+from fusewire.errors import ConfigurationError, InvalidInput
 
 from tests.tolerance import TRAINED_VERSUS_EAGER, TRAINED_WEIGHT
 from tests.train.tiny_models import eager, ragged
@@ -432,8 +432,6 @@ def test_what_it_cannot_do_is_refused() -> None:
     for value in (["good", "bad"], None):
         with pytest.raises(InvalidInput, match=f"text: got a {type(value).__name__}, wanted a t"):
             step(batch | {"text": value})
-    with pytest.raises(Unsupported, match="cu_seq_lens_q: got a flattened batch"):
-        step(batch | {"cu_seq_lens_q": torch.tensor([0, 1])})
     positions = torch.arange(12)[None]
     with pytest.raises(InvalidInput, match=r"position_ids: got shape \[1, 12\], wanted \[4, 12\]"):
         step(batch | {"position_ids": positions})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fusewire.train.bucket import PackedBucket
-from fusewire.train.packed import SOURCE, TARGET
+from fusewire.train.packed import FLATTENING, SOURCE, TARGET
 from fusewire.train.sent_tensors import Kind, SentTensors
 from fusewire.train.sides import Batch, Sides, buckets_of
 from fusewire.train.targets import NO_LABEL
@@ -69,9 +69,9 @@ class BucketInputs:
             for name, value in batch.items():
                 if name in here and value.device.type == "cpu":
                     _put(name, value, here[name])
-        for name, value in batch.items():
-            if name not in here or value.device.type != "cpu":
-                _put(name, value, self.batch[name])
+        for name, to in self.batch.items():
+            if name not in here or batch[name].device.type != "cpu":
+                _put(name, batch[name], to)
 
 
 def _put(name: str, value: torch.Tensor, to: torch.Tensor) -> None:
@@ -94,8 +94,11 @@ def _of_side(side: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 def _sorted(batch: Batch, sides: Sides) -> Iterable[tuple[str, torch.Tensor, str | None]]:
     """Names, tensors and the side whose places [rows, length] a tensor has. The side is None for a
-    tensor of neither, such as labels that are not integers and have one entry per class."""
+    tensor of neither, such as labels that are not integers and have one entry per class. What
+    says where sequences begin is left out: sides have it."""
     for name, value in sorted(batch.items()):
+        if name in FLATTENING:
+            continue
         of_targets = TARGET in sides and (name.startswith(TARGET) or name == "labels")
         wanted = [TARGET] if of_targets else list(sides)
         if name == "labels" and value.is_floating_point():

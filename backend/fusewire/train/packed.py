@@ -69,14 +69,7 @@ class Packed:
             return
         elif cu_seqlens is None:
             cu_seqlens = torch.arange(rows + 1) * length
-        offsets = cu_seqlens.to(device="cpu", dtype=torch.int32).contiguous()
-        if int(offsets[-1]) != self.tokens:
-            raise InvalidInput(
-                "cu_seq_lens_q",
-                f"{int(offsets[-1])} tokens in all",
-                f"{self.tokens}, those of input_ids",
-                "pass what the collator made of this batch",
-            )
+        offsets = offsets_of(cu_seqlens, self.tokens)
         self.batch = SequenceBatch(view(offsets), stream_of(device))
 
     @property
@@ -130,9 +123,7 @@ def packed(
     cu_seqlens = flattening.get("cu_seq_lens_q")
     if attention_mask is not None:
         if cu_seqlens is not None:
-            raise InvalidInput(
-                "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
-            )
+            raise two_forms()
         return Packed(shape, attention_mask, device=device, side=side)
     if cu_seqlens is None and position_ids is not None:
         begins = torch.ones(shape, dtype=torch.bool, device=position_ids.device)
@@ -171,6 +162,32 @@ def predicting(shape: torch.Size) -> Rows | None:
 def in_step() -> bool:
     """Whether a `prepared` context is open: code in it must not synchronise."""
     return bool(_PREPARED.get())
+
+
+def two_forms() -> InvalidInput:
+    return InvalidInput(
+        "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
+    )
+
+
+def offsets_of(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
+    """`cu_seq_lens_q` of so many tokens as int32 [sequences + 1] on the CPU. Synchronises for one
+    on a GPU. Raises InvalidInput unless each sequence in it has a token, and all have `tokens`."""
+    offsets = cu_seqlens.to(device="cpu", dtype=torch.int32).contiguous()
+    if offsets.ndim != 1 or len(offsets) < 2:
+        got = f"shape {list(offsets.shape)}"
+    elif int(offsets[0]) != 0 or int(offsets.diff().min()) < 1:
+        got = "numbers that do not rise from 0"
+    else:
+        got = f"{int(offsets[-1])} tokens in all"
+    if got != f"{tokens} tokens in all":
+        raise InvalidInput(
+            "cu_seq_lens_q",
+            got,
+            f"where each sequence begins, and the end: {tokens}, the tokens of input_ids",
+            "pass what the collator made of this batch",
+        )
+    return offsets
 
 
 def tokens_of(

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 
 from fusewire.errors import InvalidInput
+from fusewire.models.buckets import power_of_two
 from fusewire.train.arguments import refuse_flattened
-from fusewire.train.bucket import Bucket, missing_of, places_of, step_of
-from fusewire.train.packed import SOURCE, TARGET, tokens_of
+from fusewire.train.bucket import Bucket, longest_of, missing_of, places_of, step_of
+from fusewire.train.packed import FLATTENING, SOURCE, TARGET, offsets_of, tokens_of, two_forms
 from fusewire.train.targets import predicts, target_mask
 
 Batch = Mapping[str, torch.Tensor]
@@ -19,14 +20,15 @@ _ANSWER = "start_positions"  # question answering: each place of a row is a clas
 
 
 class Side(NamedTuple):
-    """One kind of rows of a padded batch, on the CPU: which places [rows, length] are tokens, the
-    length of each row, whether the loss counts its places, so that none may be added, and whether
-    all labels are predicted by its tokens."""
+    """One kind of rows of a batch, on the CPU: which places [rows, length] are tokens, the length
+    of each sequence, whether the loss counts its places, so that none may be added, whether all
+    labels are predicted by its tokens, and whether a single row holds all sequences."""
 
     there: torch.Tensor
     lengths: torch.Tensor
     counted: bool = False
     predicts: bool = False
+    flat: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -34,18 +36,28 @@ class Side(NamedTuple):
 
     @property
     def places(self) -> int:
+        """Of a padded row."""
         return self.shape[1] if self.counted else places_of(self.shape[1])
 
     @property
+    def longest(self) -> int:
+        return longest_of(int(self.lengths.max())) if self.flat else self.places
+
+    @property
     def missing(self) -> int:
-        return missing_of(self.places, int(self.lengths.sum()))
+        return missing_of(self.longest, int(self.lengths.sum()))
 
     def bucket(self, spare: int, missing: int) -> Bucket:
         """`spare`: the least number of missing tokens."""
         tokens = int(self.lengths.sum()) + spare
         step = step_of(tokens)
         tokens = -(-tokens // step) * step
-        return Bucket(self.shape[0], self.places, tokens, missing, self.predicts)
+        places, sequences = self.places, len(self.lengths)
+        if self.flat:
+            places = places if self.counted else tokens
+            sequences = power_of_two(sequences)
+        longest, rows = self.longest, self.shape[0]
+        return Bucket(rows, places, tokens, sequences, longest, missing, self.predicts)
 
 
 Sides = dict[str, Side]  # by the prefix of argument names
@@ -56,11 +68,11 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
     images has no sides: all of its places are tokens.
 
     Raises InvalidInput for a batch without input_ids [batch, length], with a value that is not a
-    tensor, with positions but no mask or one row of positions for all, and for missing targets;
-    Unsupported for a flattened batch.
+    tensor, with positions but neither a mask nor `cu_seq_lens_q`, or one row of positions for all,
+    and for missing targets; Unsupported for flattened pairs.
     """
     for name, value in batch.items():
-        if not isinstance(value, torch.Tensor):
+        if name not in FLATTENING and not isinstance(value, torch.Tensor):
             raise InvalidInput(
                 name, f"a {type(value).__name__}", "a tensor", "convert it, or leave it out"
             )
@@ -74,14 +86,17 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
             "[batch, length]",
             "write the step yourself for other inputs",
         )
-    refuse_flattened(model, batch)
+    if pairs:
+        refuse_flattened(model, batch)
     mask, positions = batch.get("attention_mask"), batch.get("position_ids")
-    if mask is None and positions is not None:
+    boundaries = batch.get("cu_seq_lens_q")
+    if mask is None and boundaries is None and positions is not None:
         raise InvalidInput(
             "position_ids",
-            "some without an attention_mask",
-            "a mask, or none of either",
-            "pass the mask: rows may hold several sequences without one",
+            "some with neither an attention_mask nor cu_seq_lens_q",
+            "one of these, or none of the three",
+            "pass the mask, or what PackingCollator makes, or DataCollatorWithFlattening with "
+            "return_flash_attn_kwargs=True: rows may hold several sequences",
         )
     if positions is not None and positions.shape != ids.shape:
         raise InvalidInput(
@@ -91,7 +106,10 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
             "expand them to every row",
         )
     labels = batch.get("labels")
-    source = _side(ids, mask, SOURCE, labels=None if pairs else labels)
+    if boundaries is None:
+        source = _side(ids, mask, SOURCE, labels=None if pairs else labels)
+    else:
+        source = _flat_side(ids, mask, boundaries)
     sides = {SOURCE: source._replace(counted=_ANSWER in batch)}
     if pairs:
         targets = batch.get("decoder_input_ids")
@@ -117,6 +135,21 @@ def _side(
         mask = torch.ones(rows, length, dtype=torch.int64)
     there, lengths = tokens_of(mask, (rows, length), side)
     return Side(there, lengths, predicts=predicts(there, labels))
+
+
+def _flat_side(ids: torch.Tensor, mask: torch.Tensor | None, boundaries: torch.Tensor) -> Side:
+    rows, length = ids.shape
+    if mask is not None:
+        raise two_forms()
+    if rows > 1:
+        raise InvalidInput(
+            "input_ids",
+            f"{rows} rows with cu_seq_lens_q",
+            "one, which holds all sequences",
+            "pass each row by itself, in a list",
+        )
+    there = torch.ones(rows, length, dtype=torch.bool)
+    return Side(there, offsets_of(boundaries, length).diff(), flat=True)
 
 
 def buckets_of(sides: Sides) -> tuple[Bucket, ...]:

@@ -36,16 +36,17 @@ class Step:
     """A training step of a model that `replace` changed, with everything in it:
 
         step = fusewire.train.Step(model, optimizer, dtype=torch.bfloat16)
-        for batch in loader:  # with attention_mask; best left on the CPU
+        for batch in loader:  # with attention_mask, or packed; best left on the CPU
             loss = step(batch)  # a tensor on the GPU, without a synchronisation
             schedule.step()
 
     On a GPU the step of a bucket of sizes (rows, length, tokens) runs eagerly the first time and is
     captured as one CUDA graph the second time; from then on it is a single launch. Batches are
     rounded up to their bucket, tokens by at most 1 in 16. `input_ids` must have 2 dimensions, rows
-    and places; other tensors are as the model takes them. Padding is 0, and -100 for labels. The
-    targets of encoder-decoder models, `labels` or `decoder_input_ids`, have a bucket of their own.
-    Images (`pixel_values`) have one graph per batch shape, and question answering
+    and places; other tensors are as the model takes them. Padding is 0, and -100 for labels. Of a
+    batch of PackingCollator, one row with `cu_seq_lens_q`, also heads and losses get tokens alone.
+    The targets of encoder-decoder models, `labels` or `decoder_input_ids`, have a bucket of their
+    own. Images (`pixel_values`) have one graph per batch shape, and question answering
     (`start_positions`), whose loss is over the places of a row, one per length.
 
     `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
@@ -76,7 +77,7 @@ class Step:
 
     On the CPU each step runs eagerly, in float32. Raises ConfigurationError for a model that was
     not replaced, a `dtype` that its device does not compute in, another optimizer and one of
-    another model; Unsupported for flattened batches; InvalidInput for a batch without input_ids,
+    another model; Unsupported for flattened pairs; InvalidInput for a batch without input_ids,
     targets or a loss (for lack of `labels`), and for an empty list.
     """
 
