@@ -9,6 +9,7 @@ from fusewire.models.blueprint import Stack
 from fusewire.models.stored_weights import tensors_of
 from fusewire.train.embedding import EmbeddingForward, is_plain
 from fusewire.train.flat import FlatParameters
+from fusewire.train.fsdp import refuse_fsdp
 from fusewire.train.layer_modules import LayerModules
 from fusewire.train.layers import RECOMPUTE, TrainedLayers
 from fusewire.train.parts import stacked_names
@@ -58,6 +59,8 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
         raise ConfigurationError(
             f"recompute: got {recompute!r}, wanted one of {', '.join(RECOMPUTE)}"
         )
+    for each in hf_model.modules():
+        refuse_fsdp(each)
     found = [
         (name, module, FAMILIES[type(module).__name__])
         for name, module in hf_model.named_modules()

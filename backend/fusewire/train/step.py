@@ -97,6 +97,8 @@ class Step:
             raise ConfigurationError(
                 f"model: got {type(model).__name__}, wanted one that fusewire.train.replace changed"
             )
+        for each in modules:
+            each.fusewire.modules.check()
         check_optimizer(model, optimizer)
         for flat in self._flats:
             flat.relink()  # the model may have moved to another device since it was replaced
