@@ -45,7 +45,8 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
     `recompute`: what backward computes again instead of keeping it: none, norm (outputs of norms),
     activation (those of activations too) or layer (everything except the input of each layer;
     `gradient_checkpointing_enable` sets it too). `segments`: the number of autograd nodes that the
-    layers become; under DDP the gradients of one are sent while the next is computed.
+    layers become; under DDP the gradients of one are sent while the next is computed. Without
+    dropout, which draws numbers by segment, gradients are bit-equal with any number of them.
 
     Raises Unsupported for a model with none of the architectures in `families.FAMILIES`, or with
     parts that cannot be trained or differ from its config; ConfigurationError for parameters that
