@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from fusewire import train
 from fusewire.errors import ConfigurationError, InvalidInput
 
@@ -406,6 +407,32 @@ def test_as_many_classes_as_places_are_no_places(labels: torch.Tensor, device: s
     wanted = by_hand(*prepare("BertForSequenceClassification", device, **more), batch, device)
     got = train.Step(model, optimizer)(batch)
     torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+
+
+@ON_EACH
+@pytest.mark.parametrize("pad", [0, 60, None])
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+def test_a_decoder_classifies_by_the_last_token_of_a_row(
+    name: str, pad: int | None, device: str
+) -> None:
+    """Which its head finds by the ids behind it; without an id of padding it takes single rows."""
+    lengths = (7,) if pad is None else (7, 12, 1, 9)
+    batch = ragged(GPT, lengths)
+    there = batch["attention_mask"].bool()
+    batch["input_ids"] = torch.where(there, batch["input_ids"].clamp(3, 50), pad or 0)
+    batch["labels"] = torch.arange(len(lengths)) % 3
+    causal = eager(GPT if name == "GPT2" else "LlamaForCausalLM", num_labels=3, pad_token_id=pad)
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = getattr(transformers, f"{name}ForSequenceClassification")(causal.config)
+        model = train.replace(model.to(device).train())
+        pairs.append((model, train.Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0)))
+    step = train.Step(*pairs[0])
+    for _ in range(4):
+        got, wanted = step(batch), by_hand(*pairs[1], batch, device)
+        torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+    assert step.replays == (0 if device == "cpu" else 3)
 
 
 @ON_EACH

@@ -28,9 +28,14 @@ def key_of(batch: Batch, sides: Sides) -> Any:
 
 
 class BucketInputs:
-    """`batch`: tensors of a bucket's sizes on a device; `packed`: their tokens, by side."""
+    """`batch`: tensors of a bucket's sizes on a device; `packed`: their tokens, by side. `pad_id`:
+    the id that ids are padded with, by which some heads find the last token of a row."""
 
-    def __init__(self, batch: Batch, sides: Sides, device: torch.device) -> None:
+    def __init__(
+        self, batch: Batch, sides: Sides, device: torch.device, pad_id: int | None = None
+    ) -> None:
+        fills = {"labels": NO_LABEL, "input_ids": pad_id, f"{TARGET}input_ids": pad_id}
+        self._fills = {name: fill for name, fill in fills.items() if fill is not None}
         buckets = dict(zip(sides, buckets_of(sides), strict=True))
         kinds: dict[str, Kind] = {}
         for side, bucket in buckets.items():
@@ -68,18 +73,17 @@ class BucketInputs:
                 self.packed[side].write(of_side.there, of_side.lengths, _of_side(side, here))
             for name, value in batch.items():
                 if name in here and value.device.type == "cpu":
-                    _put(name, value, here[name])
+                    self._put(name, value, here[name])
         for name, to in self.batch.items():
             if name not in here or batch[name].device.type != "cpu":
-                _put(name, batch[name], to)
+                self._put(name, batch[name], to)
 
-
-def _put(name: str, value: torch.Tensor, to: torch.Tensor) -> None:
-    if to.shape != value.shape:
-        length = value.shape[1]
-        to[:, length:] = NO_LABEL if name == "labels" else 0
-        to = to[:, :length]
-    to.copy_(staged(value, to.device), non_blocking=True)
+    def _put(self, name: str, value: torch.Tensor, to: torch.Tensor) -> None:
+        if to.shape != value.shape:
+            length = value.shape[1]
+            to[:, length:] = self._fills.get(name, 0)
+            to = to[:, :length]
+        to.copy_(staged(value, to.device), non_blocking=True)
 
 
 def _packed(side: str, name: str) -> str:

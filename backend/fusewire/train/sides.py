@@ -63,13 +63,16 @@ class Side(NamedTuple):
 Sides = dict[str, Side]  # by the prefix of argument names
 
 
-def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
+def sides_of(
+    model: torch.nn.Module, batch: Batch, *, pairs: bool, pad_id: int | None = None
+) -> Sides:
     """The sequences of a batch and, in `pairs`, their targets (encoder-decoder models). A batch of
-    images has no sides: all of its places are tokens.
+    images has no sides: all of its places are tokens. Without a `pad_id`, heads that classify take
+    the last place of a single row for its last token, so none is added to it.
 
     Raises InvalidInput for a batch without input_ids [batch, length], with a value that is not a
-    tensor, with positions but neither a mask nor `cu_seq_lens_q`, or one row of positions for all,
-    and for missing targets; Unsupported for flattened pairs.
+    tensor, with positions but neither a mask nor `cu_seq_lens_q`, or one row of
+    positions for all, and for missing targets; Unsupported for flattened pairs.
     """
     for name, value in batch.items():
         if name not in FLATTENING and not isinstance(value, torch.Tensor):
@@ -110,7 +113,10 @@ def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
         source = _side(ids, mask, SOURCE, labels=None if pairs else labels)
     else:
         source = _flat_side(ids, mask, boundaries)
-    sides = {SOURCE: source._replace(counted=_ANSWER in batch)}
+    by_token = labels is not None and labels.shape == ids.shape and not labels.is_floating_point()
+    whole = pairs or source.flat or by_token  # batches of heads that read no single place
+    reads_last = pad_id is None and len(ids) == 1 and not whole
+    sides = {SOURCE: source._replace(counted=_ANSWER in batch or reads_last)}
     if pairs:
         targets = batch.get("decoder_input_ids")
         given = labels if targets is None else targets

@@ -43,11 +43,12 @@ class Step:
     On a GPU the step of a bucket of sizes (rows, length, tokens) runs eagerly the first time and is
     captured as one CUDA graph the second time; from then on it is a single launch. Batches are
     rounded up to their bucket, tokens by at most 1 in 16. `input_ids` must have 2 dimensions, rows
-    and places; other tensors are as the model takes them. Padding is 0, and -100 for labels. Of a
-    batch of PackingCollator, one row with `cu_seq_lens_q`, also heads and losses get tokens alone.
-    The targets of encoder-decoder models, `labels` or `decoder_input_ids`, have a bucket of their
-    own. Images (`pixel_values`) have one graph per batch shape, and question answering
-    (`start_positions`), whose loss is over the places of a row, one per length.
+    and places; other tensors are as the model takes them. Padding is the config's `pad_token_id` in
+    ids, -100 in labels and 0 elsewhere. Of a batch of PackingCollator, one row with
+    `cu_seq_lens_q`, also heads and losses get tokens alone. The targets of encoder-decoder models,
+    `labels` or `decoder_input_ids`, have a bucket of their own. Images (`pixel_values`) have one
+    graph per batch shape, and question answering (`start_positions`), whose loss is over the places
+    of a row, one per length.
 
     `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
     are weighted by `items(batch)`, the number of items that the batch's loss is the mean of: by
@@ -110,6 +111,7 @@ class Step:
         self._loss = loss or (lambda model, batch: model(**batch).loss)
         self._items = items or (lambda batch: labels_of(model, batch))
         self._pairs = len(modules) > 1  # an encoder and a decoder that reads it
+        self._pad_id: int | None = getattr(modules[0].config, "pad_token_id", None)
         self._with_modes = [model, *modules]  # modules that eval() can be called on alone
         self._device = next(iter(self._flats)).values.device
         check_dtype(dtype, self._device)
@@ -137,7 +139,9 @@ class Step:
         batches = list(batch) if isinstance(batch, Sequence) else [batch]
         if not batches:
             raise InvalidInput("batches", "none", "one or more", "leave empty lists out")
-        sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
+        sides = [
+            sides_of(self._model, each, pairs=self._pairs, pad_id=self._pad_id) for each in batches
+        ]
         counts = self._counts(batches)
         frozen = self._frozen_now()
         # load_state_dict changes the layouts.
@@ -229,7 +233,7 @@ class Step:
         key = key_of(batch, sides), modes, writes, sends
         bucket = self._recorded.get(key)
         if bucket is None:
-            inputs = BucketInputs(batch, sides, self._device)
+            inputs = BucketInputs(batch, sides, self._device, self._pad_id)
             share = torch.ones((), device=self._device)
             if self._accumulates:
                 step = self._recording(partial(self._accumulate, inputs, share, writes, sends))
