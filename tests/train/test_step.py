@@ -456,6 +456,11 @@ def test_what_it_cannot_do_is_refused() -> None:
     step, batch = train.Step(model, optimizer), ragged("BertForSequenceClassification", seed=1)
     with pytest.raises(InvalidInput, match="input_ids: got none"):
         step({})
+    for wrong in (list(batch.values()), [batch, None], iter([batch])):
+        with pytest.raises(
+            InvalidInput, match=r"batch: got a \w+, wanted tensors by name, .* list"
+        ):
+            step(wrong)
     for value in (["good", "bad"], None):
         with pytest.raises(InvalidInput, match=f"text: got a {type(value).__name__}, wanted a t"):
             step(batch | {"text": value})

@@ -70,10 +70,17 @@ def sides_of(
     images has no sides: all of its places are tokens. Without a `pad_id`, heads that classify take
     the last place of a single row for its last token, so none is added to it.
 
-    Raises InvalidInput for a batch without input_ids [batch, length], with a value that is not a
-    tensor, with positions but neither a mask nor `cu_seq_lens_q`, or one row of
+    Raises InvalidInput for a batch that is no mapping or has no input_ids [batch, length], with a
+    value that is not a tensor, with positions but neither a mask nor `cu_seq_lens_q`, or one row of
     positions for all, and for missing targets; Unsupported for flattened pairs.
     """
+    if not isinstance(batch, Mapping):
+        raise InvalidInput(
+            "batch",
+            f"a {type(batch).__name__}",
+            "tensors by name, as the model takes them, or a list of such batches",
+            "name its tensors",
+        )
     for name, value in batch.items():
         if name not in FLATTENING and not isinstance(value, torch.Tensor):
             raise InvalidInput(
