@@ -443,6 +443,34 @@ def test_places_that_are_classes_are_not_rounded_up(device: str) -> None:
     torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
 
 
+@ON_EACH
+@pytest.mark.parametrize("name", ["BertForMaskedLM", GPT, "MarianMTModel"])
+def test_a_loss_may_call_the_model_with_the_batch_alone(name: str, device: str) -> None:
+    """Whose tokens are known beforehand: others would be taken for them."""
+
+    def twice(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        return (model(**batch).loss + model(**batch).loss) / 2
+
+    got = train.Step(*prepare(name, device), loss=twice)(ragged(name))
+    wanted = by_hand(*prepare(name, device), ragged(name), device)
+    torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+
+    def with_other(**changes: Any) -> Any:
+        def loss(model: Any, batch: dict[str, Any]) -> Any:
+            return model(**batch | {k: change(batch[k]) for k, change in changes.items()}).loss
+
+        return train.Step(*prepare(name, device), loss=loss)
+
+    with pytest.raises(InvalidInput, match="attention_mask: got another in a Step, wanted that of"):
+        with_other(attention_mask=lambda mask: mask.flip(1))(ragged(name))
+    half = dict.fromkeys(ragged(name), lambda value: value[:2])
+    with pytest.raises(InvalidInput, match=r"input_ids: got shape \[2, 32\] in a Step, wanted"):
+        with_other(**half)(ragged(name))
+    if name in PAIRS:
+        with pytest.raises(InvalidInput, match="decoder_attention_mask: got another in a Step"):
+            with_other(labels=lambda labels: labels.flip(0))(ragged(name))
+
+
 def test_what_it_cannot_do_is_refused() -> None:
     model, optimizer = prepare("BertForSequenceClassification", "cpu")
     with pytest.raises(ConfigurationError, match="wanted one that fusewire"):

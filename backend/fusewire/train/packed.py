@@ -116,9 +116,10 @@ def packed(
     in transformers.
 
     Raises InvalidInput for a mask that does not fit, and for a mask together with `cu_seq_lens_q`.
-    In a `prepared` context it returns what was passed to that.
+    In a `prepared` context it returns what was passed to that, and refuses another batch.
     """
     if (known := _PREPARED.get().get(side)) is not None:
+        _expect_its_batch(known, shape, attention_mask, device, side)
         return known
     cu_seqlens = flattening.get("cu_seq_lens_q")
     if attention_mask is not None:
@@ -135,8 +136,7 @@ def packed(
 
 @contextmanager
 def prepared(by_side: Mapping[str, Packed]) -> Iterator[None]:
-    """Models that are called in the context use these tokens, one entry per `side`, whatever mask
-    they are given."""
+    """Models that are called in the context use these tokens, one entry per `side`."""
     before = _PREPARED.set(by_side)
     try:
         yield
@@ -162,6 +162,32 @@ def predicting(shape: torch.Size) -> Rows | None:
 def in_step() -> bool:
     """Whether a `prepared` context is open: code in it must not synchronise."""
     return bool(_PREPARED.get())
+
+
+def _expect_its_batch(
+    known: Packed,
+    shape: tuple[int, int],
+    mask: torch.Tensor | None,
+    device: torch.device,
+    side: str,
+) -> None:
+    """Raises InvalidInput for what is not the prepared batch. A mask is read, so that this may
+    synchronise, but not while a step is captured: it ran before."""
+    remedy = "put all rows that the loss needs into one batch, or write the step yourself"
+    if shape != known.shape:
+        raise InvalidInput(
+            f"{side}input_ids",
+            f"shape {list(shape)} in a Step",
+            f"{list(known.shape)}, that of its batch",
+            remedy,
+        )
+    if mask is None or capturing(device):
+        return
+    there = known.unpack(torch.ones(known.tokens, 1, device=device))[..., 0]
+    if mask.shape != there.shape or not torch.equal(there == 1, mask.to(device) == 1):
+        raise InvalidInput(
+            f"{side}attention_mask", "another in a Step", "that of its batch", remedy
+        )
 
 
 def two_forms() -> InvalidInput:

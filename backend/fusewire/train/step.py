@@ -44,11 +44,11 @@ class Step:
     captured as one CUDA graph the second time; from then on it is a single launch. Batches are
     rounded up to their bucket, tokens by at most 1 in 16. `input_ids` must have 2 dimensions, rows
     and places; other tensors are as the model takes them. Padding is the config's `pad_token_id` in
-    ids, -100 in labels and 0 elsewhere. Of a batch of PackingCollator, one row with
-    `cu_seq_lens_q`, also heads and losses get tokens alone. The targets of encoder-decoder models,
-    `labels` or `decoder_input_ids`, have a bucket of their own. Images (`pixel_values`) have one
-    graph per batch shape, and question answering (`start_positions`), whose loss is over the places
-    of a row, one per length.
+    ids, -100 in labels and 0 elsewhere; `labels` that are floats are those of rows and not padded.
+    Of a batch of PackingCollator, one row with `cu_seq_lens_q`, also heads and losses get tokens
+    alone. The targets of encoder-decoder models, `labels` or `decoder_input_ids`, have a bucket of
+    their own. Images (`pixel_values`) have one graph per batch shape, and question answering
+    (`start_positions`), whose loss is over the places of a row, one per length.
 
     `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
     are weighted by `items(batch)`, the number of items that the batch's loss is the mean of: by
@@ -69,7 +69,8 @@ class Step:
     and betas may not. Parameters may be frozen and unfrozen: steps are captured anew then. It skips
     and counts a step whose gradients are not finite, or all 0, as those of labels that are all -100
     are. Dropout draws new numbers from torch's generators in every step. `loss(model, batch)`
-    computes what is minimised, by default `model(**batch).loss`; it must not synchronise.
+    computes what is minimised, by default `model(**batch).loss`; it must not synchronise, and may
+    call the model several times, with the rows and masks of the batch alone.
     `CrossEntropy().of_model` is one that never holds the logits of a whole batch, and computes none
     of padding.
     `dtype`: autocast's; float32 disables it. Parameters in bfloat16 need none. `scaler`: a
