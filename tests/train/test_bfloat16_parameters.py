@@ -26,7 +26,8 @@ NAMES = [name for name in CONFIGS if name != "BertModel"]
 # Allowed error, of that of transformers: on a CPU layers compute in fp32, on a GPU in 16 bits as
 # transformers does.
 NOISE = {"cpu": 1, "cuda": 2}
-SHORT = ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"]
+T5 = "T5ForConditionalGeneration"
+SHORT = ["BertForMaskedLM", "GPT2LMHeadModel", T5]
 
 
 def half_of(name: str, device: str = "cpu", **more: Any) -> Any:
@@ -70,6 +71,18 @@ def test_gradients_are_nearer_to_the_truth_than_those_of_transformers(
     for parameter in ours.parameters():
         assert parameter.dtype == HALF
         assert parameter.grad is None or parameter.grad.dtype == torch.float32
+
+
+@ON_EACH
+@pytest.mark.parametrize("name", [T5, "M2M100ForConditionalGeneration"])
+def test_gradients_of_a_source_are_rounded_once_for_all_segments(name: str, device: str) -> None:
+    layers = {"num_decoder_layers": 4} if name == T5 else {"decoder_layers": 4}
+    batch, model = ragged(name), half_of(name, device, **layers)
+    one, other = (
+        gradients(train.replace(copy.deepcopy(model), segments=count), on(device, batch))
+        for count in (1, 2)
+    )
+    assert torch.equal(one, other)
 
 
 @ON_EACH

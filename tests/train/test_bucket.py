@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from fusewire.train.bucket import PackedBucket
-from fusewire.train.bucket_inputs import SOURCE, TARGET, Side, Sides, buckets_of
+from fusewire.train.packed import SOURCE, TARGET
+from fusewire.train.sides import Side, Sides, buckets_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,23 @@ def test_no_sequence_of_missing_tokens_is_longer_than_a_row(lengths: list[int]) 
     assert of_sequences[: len(lengths)].tolist() == lengths
     assert int(of_sequences.sum()) == packed.tokens
     assert int(of_sequences[len(lengths) :].max()) <= packed.shape[1]
+
+
+@given(LENGTHS)
+def test_a_flattened_batch_has_its_sequences_then_empty_ones_then_missing_tokens(
+    lengths: list[int],
+) -> None:
+    numbers = torch.tensor(lengths)
+    count, tokens = len(lengths), sum(lengths)
+    flat = Side(torch.ones(1, tokens, dtype=torch.bool), numbers, flat=True)
+    ((packed, of_sequences),) = written({SOURCE: flat})
+    assert packed.shape == (1, packed.tokens)
+    assert tokens <= packed.tokens <= tokens * 17 / 16 + 1
+    assert of_sequences[:count].tolist() == lengths
+    assert int(of_sequences.sum()) == packed.tokens
+    (bucket,) = buckets_of({SOURCE: flat})
+    assert count <= bucket.sequences < 2 * count
+    assert not of_sequences[count : bucket.sequences].any()
 
 
 @given(st.data(), LENGTHS)

@@ -12,9 +12,10 @@ import pytest
 import torch
 import transformers
 from fusewire.errors import Unsupported
-from fusewire.train import Adam, replace
+from fusewire.train import Adam, PackingCollator, replace
 from fusewire.train.segment import Segment
 from torch.nn.utils import clip_grad_norm_
+from transformers import DataCollatorWithFlattening
 
 from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
 from tests.train.processes import EACH_DEVICE, run
@@ -83,6 +84,23 @@ def test_the_trainer_may_keep_its_own_optimizer(tmp_path: Path) -> None:
         made.train()
     assert not isinstance(ours.optimizer.optimizer, Adam)
     assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
+
+
+@pytest.mark.parametrize("collator", [PackingCollator(), DataCollatorWithFlattening()])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_trainer_packs_batches(accumulated: int, collator: Any, tmp_path: Path) -> None:
+    texts = [
+        {"input_ids": one["input_ids"][one["attention_mask"].bool()].tolist()}
+        for one in examples(64, "decoder")
+    ]
+    found = []
+    for model in (replace(model_of("decoder")), model_of("decoder")):
+        model.config.use_cache = False  # with a cache transformers sees no packed sequences
+        made = trainer(tmp_path, model, gradient_accumulation_steps=accumulated)
+        made.data_collator, made.train_dataset = collator, texts
+        made.train()
+        found.append([*losses(made), made.evaluate(texts[:12])["eval_loss"]])
+    assert found[0] == pytest.approx(found[1], rel=TRAINED_VERSUS_EAGER)
 
 
 class OfHidden(transformers.Trainer):

@@ -13,8 +13,9 @@ import pytest
 import torch
 from fusewire import kernels, train
 from fusewire.errors import ConfigurationError
-from fusewire.train.bucket_inputs import BucketInputs, sides_of
+from fusewire.train.bucket_inputs import BucketInputs
 from fusewire.train.packed import SOURCE, TARGET, in_step, prepared
+from fusewire.train.sides import sides_of
 from fusewire.train.targets import predicts
 from torch.nn.functional import pad
 

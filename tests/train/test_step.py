@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from fusewire import train
-from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
+from fusewire.errors import ConfigurationError, InvalidInput
 
 from tests.tolerance import TRAINED_VERSUS_EAGER, TRAINED_WEIGHT
 from tests.train.tiny_models import eager, ragged
@@ -409,11 +410,65 @@ def test_as_many_classes_as_places_are_no_places(labels: torch.Tensor, device: s
 
 
 @ON_EACH
+@pytest.mark.parametrize("pad", [0, 60, None])
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+def test_a_decoder_classifies_by_the_last_token_of_a_row(
+    name: str, pad: int | None, device: str
+) -> None:
+    """Which its head finds by the ids behind it; without an id of padding it takes single rows."""
+    lengths = (7,) if pad is None else (7, 12, 1, 9)
+    batch = ragged(GPT, lengths)
+    there = batch["attention_mask"].bool()
+    batch["input_ids"] = torch.where(there, batch["input_ids"].clamp(3, 50), pad or 0)
+    batch["labels"] = torch.arange(len(lengths)) % 3
+    causal = eager(GPT if name == "GPT2" else "LlamaForCausalLM", num_labels=3, pad_token_id=pad)
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = getattr(transformers, f"{name}ForSequenceClassification")(causal.config)
+        model = train.replace(model.to(device).train())
+        pairs.append((model, train.Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0)))
+    step = train.Step(*pairs[0])
+    for _ in range(4):
+        got, wanted = step(batch), by_hand(*pairs[1], batch, device)
+        torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+    assert step.replays == (0 if device == "cpu" else 3)
+
+
+@ON_EACH
 def test_places_that_are_classes_are_not_rounded_up(device: str) -> None:
     name = "BertForQuestionAnswering"
     wanted = by_hand(*prepare(name, device), ragged(name), device)
     got = train.Step(*prepare(name, device))(ragged(name))
     torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+
+
+@ON_EACH
+@pytest.mark.parametrize("name", ["BertForMaskedLM", GPT, "MarianMTModel"])
+def test_a_loss_may_call_the_model_with_the_batch_alone(name: str, device: str) -> None:
+    """Whose tokens are known beforehand: others would be taken for them."""
+
+    def twice(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        return (model(**batch).loss + model(**batch).loss) / 2
+
+    got = train.Step(*prepare(name, device), loss=twice)(ragged(name))
+    wanted = by_hand(*prepare(name, device), ragged(name), device)
+    torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+
+    def with_other(**changes: Any) -> Any:
+        def loss(model: Any, batch: dict[str, Any]) -> Any:
+            return model(**batch | {k: change(batch[k]) for k, change in changes.items()}).loss
+
+        return train.Step(*prepare(name, device), loss=loss)
+
+    with pytest.raises(InvalidInput, match="attention_mask: got another in a Step, wanted that of"):
+        with_other(attention_mask=lambda mask: mask.flip(1))(ragged(name))
+    half = dict.fromkeys(ragged(name), lambda value: value[:2])
+    with pytest.raises(InvalidInput, match=r"input_ids: got shape \[2, 32\] in a Step, wanted"):
+        with_other(**half)(ragged(name))
+    if name in PAIRS:
+        with pytest.raises(InvalidInput, match="decoder_attention_mask: got another in a Step"):
+            with_other(labels=lambda labels: labels.flip(0))(ragged(name))
 
 
 def test_what_it_cannot_do_is_refused() -> None:
@@ -429,11 +484,14 @@ def test_what_it_cannot_do_is_refused() -> None:
     step, batch = train.Step(model, optimizer), ragged("BertForSequenceClassification", seed=1)
     with pytest.raises(InvalidInput, match="input_ids: got none"):
         step({})
+    for wrong in (list(batch.values()), [batch, None], iter([batch])):
+        with pytest.raises(
+            InvalidInput, match=r"batch: got a \w+, wanted tensors by name, .* list"
+        ):
+            step(wrong)
     for value in (["good", "bad"], None):
         with pytest.raises(InvalidInput, match=f"text: got a {type(value).__name__}, wanted a t"):
             step(batch | {"text": value})
-    with pytest.raises(Unsupported, match="cu_seq_lens_q: got a flattened batch"):
-        step(batch | {"cu_seq_lens_q": torch.tensor([0, 1])})
     positions = torch.arange(12)[None]
     with pytest.raises(InvalidInput, match=r"position_ids: got shape \[1, 12\], wanted \[4, 12\]"):
         step(batch | {"position_ids": positions})

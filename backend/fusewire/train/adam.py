@@ -12,6 +12,7 @@ from torch import distributed
 
 from fusewire.errors import ConfigurationError
 from fusewire.train.flat import FlatParameters
+from fusewire.train.fsdp import refuse_divided
 from fusewire.train.runs import MOMENTS, Member, Run, Update, layout, runs
 from fusewire.train.shards import Shards, State, by_parameter
 from fusewire.train.step_factors import StepFactors
@@ -325,6 +326,7 @@ def _check(group: dict[str, Any]) -> None:
     if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
         raise ConfigurationError(f"betas: got {group['betas']}, wanted two of [0, 1)")
     for p in group["params"]:
+        refuse_divided("params", p)
         on_either = p.device.type in ("cpu", "cuda")
         if p.dtype not in PARAMETER_DTYPES or not on_either or not p.is_contiguous():
             raise ConfigurationError(

@@ -4,122 +4,16 @@ step."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from fusewire.errors import InvalidInput
-from fusewire.train.arguments import refuse_flattened
-from fusewire.train.bucket import Bucket, PackedBucket, missing_of, places_of, step_of
-from fusewire.train.packed import SOURCE, TARGET, tokens_of
+from fusewire.train.bucket import PackedBucket
+from fusewire.train.packed import FLATTENING, SOURCE, TARGET
 from fusewire.train.sent_tensors import Kind, SentTensors
-from fusewire.train.targets import NO_LABEL, predicts, target_mask
+from fusewire.train.sides import Batch, Sides, buckets_of
+from fusewire.train.targets import NO_LABEL
 from fusewire.train.torch_tensors import staged
-
-Batch = Mapping[str, torch.Tensor]
-PIXELS = "pixel_values"
-_ANSWER = "start_positions"  # question answering: each place of a row is a class
-
-
-class Side(NamedTuple):
-    """One kind of rows of a padded batch, on the CPU: which places [rows, length] are tokens, the
-    length of each row, whether the loss counts its places, so that none may be added, and whether
-    all labels are predicted by its tokens."""
-
-    there: torch.Tensor
-    lengths: torch.Tensor
-    counted: bool = False
-    predicts: bool = False
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.there.shape
-
-    @property
-    def places(self) -> int:
-        return self.shape[1] if self.counted else places_of(self.shape[1])
-
-    @property
-    def missing(self) -> int:
-        return missing_of(self.places, int(self.lengths.sum()))
-
-    def bucket(self, spare: int, missing: int) -> Bucket:
-        """`spare`: the least number of missing tokens."""
-        tokens = int(self.lengths.sum()) + spare
-        step = step_of(tokens)
-        tokens = -(-tokens // step) * step
-        return Bucket(self.shape[0], self.places, tokens, missing, self.predicts)
-
-
-Sides = dict[str, Side]  # by the prefix of argument names
-
-
-def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
-    """The sequences of a batch and, in `pairs`, their targets (encoder-decoder models). A batch of
-    images has no sides: all of its places are tokens.
-
-    Raises InvalidInput for a batch without input_ids [batch, length], with a value that is not a
-    tensor, with positions but no mask or one row of positions for all, and for missing targets;
-    Unsupported for a flattened batch.
-    """
-    for name, value in batch.items():
-        if not isinstance(value, torch.Tensor):
-            raise InvalidInput(
-                name, f"a {type(value).__name__}", "a tensor", "convert it, or leave it out"
-            )
-    if getattr(model, "main_input_name", None) == PIXELS and PIXELS in batch:
-        return {}
-    ids = batch.get("input_ids")
-    if ids is None or ids.ndim != 2 or min(ids.shape) < 1:
-        raise InvalidInput(
-            "input_ids",
-            "none" if ids is None else f"shape {list(ids.shape)}",
-            "[batch, length]",
-            "write the step yourself for other inputs",
-        )
-    refuse_flattened(model, batch)
-    mask, positions = batch.get("attention_mask"), batch.get("position_ids")
-    if mask is None and positions is not None:
-        raise InvalidInput(
-            "position_ids",
-            "some without an attention_mask",
-            "a mask, or none of either",
-            "pass the mask: rows may hold several sequences without one",
-        )
-    if positions is not None and positions.shape != ids.shape:
-        raise InvalidInput(
-            "position_ids",
-            f"shape {list(positions.shape)}",
-            f"{list(ids.shape)} as input_ids",
-            "expand them to every row",
-        )
-    labels = batch.get("labels")
-    source = _side(ids, mask, SOURCE, labels=None if pairs else labels)
-    sides = {SOURCE: source._replace(counted=_ANSWER in batch)}
-    if pairs:
-        targets = batch.get("decoder_input_ids")
-        given = labels if targets is None else targets
-        if given is None or given.ndim != 2 or given.shape[0] != ids.shape[0]:
-            raise InvalidInput(
-                "labels",
-                "none" if given is None else f"shape {list(given.shape)}",
-                f"[{ids.shape[0]}, length], or decoder_input_ids: a target for each source",
-                "write the step yourself for other inputs",
-            )
-        of_labels = target_mask(labels, targets)
-        mask = batch.get("decoder_attention_mask")
-        sides[TARGET] = _side(given, of_labels if mask is None else mask, TARGET, labels=labels)
-    return sides
-
-
-def _side(
-    ids: torch.Tensor, mask: torch.Tensor | None, side: str, *, labels: torch.Tensor | None
-) -> Side:
-    rows, length = ids.shape
-    if mask is None:
-        mask = torch.ones(rows, length, dtype=torch.int64)
-    there, lengths = tokens_of(mask, (rows, length), side)
-    return Side(there, lengths, predicts=predicts(there, labels))
 
 
 def key_of(batch: Batch, sides: Sides) -> Any:
@@ -133,18 +27,15 @@ def key_of(batch: Batch, sides: Sides) -> Any:
     return buckets_of(sides), others, pooled
 
 
-def buckets_of(sides: Sides) -> tuple[Bucket, ...]:
-    # A target reads the source of the same number, so both sides have as many sequences of missing
-    # tokens, none of which is empty.
-    missing = max((side.missing for side in sides.values()), default=0)
-    spare = missing if TARGET in sides else 0
-    return tuple(side.bucket(spare, missing) for side in sides.values())
-
-
 class BucketInputs:
-    """`batch`: tensors of a bucket's sizes on a device; `packed`: their tokens, by side."""
+    """`batch`: tensors of a bucket's sizes on a device; `packed`: their tokens, by side. `pad_id`:
+    the id that ids are padded with, by which some heads find the last token of a row."""
 
-    def __init__(self, batch: Batch, sides: Sides, device: torch.device) -> None:
+    def __init__(
+        self, batch: Batch, sides: Sides, device: torch.device, pad_id: int | None = None
+    ) -> None:
+        fills = {"labels": NO_LABEL, "input_ids": pad_id, f"{TARGET}input_ids": pad_id}
+        self._fills = {name: fill for name, fill in fills.items() if fill is not None}
         buckets = dict(zip(sides, buckets_of(sides), strict=True))
         kinds: dict[str, Kind] = {}
         for side, bucket in buckets.items():
@@ -182,18 +73,17 @@ class BucketInputs:
                 self.packed[side].write(of_side.there, of_side.lengths, _of_side(side, here))
             for name, value in batch.items():
                 if name in here and value.device.type == "cpu":
-                    _put(name, value, here[name])
-        for name, value in batch.items():
-            if name not in here or value.device.type != "cpu":
-                _put(name, value, self.batch[name])
+                    self._put(name, value, here[name])
+        for name, to in self.batch.items():
+            if name not in here or batch[name].device.type != "cpu":
+                self._put(name, batch[name], to)
 
-
-def _put(name: str, value: torch.Tensor, to: torch.Tensor) -> None:
-    if to.shape != value.shape:
-        length = value.shape[1]
-        to[:, length:] = NO_LABEL if name == "labels" else 0
-        to = to[:, :length]
-    to.copy_(staged(value, to.device), non_blocking=True)
+    def _put(self, name: str, value: torch.Tensor, to: torch.Tensor) -> None:
+        if to.shape != value.shape:
+            length = value.shape[1]
+            to[:, length:] = self._fills.get(name, 0)
+            to = to[:, :length]
+        to.copy_(staged(value, to.device), non_blocking=True)
 
 
 def _packed(side: str, name: str) -> str:
@@ -208,8 +98,11 @@ def _of_side(side: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 def _sorted(batch: Batch, sides: Sides) -> Iterable[tuple[str, torch.Tensor, str | None]]:
     """Names, tensors and the side whose places [rows, length] a tensor has. The side is None for a
-    tensor of neither, such as labels that are not integers and have one entry per class."""
+    tensor of neither, such as labels that are not integers and have one entry per class. What
+    says where sequences begin is left out: sides have it."""
     for name, value in sorted(batch.items()):
+        if name in FLATTENING:
+            continue
         of_targets = TARGET in sides and (name.startswith(TARGET) or name == "labels")
         wanted = [TARGET] if of_targets else list(sides)
         if name == "labels" and value.is_floating_point():

@@ -8,6 +8,7 @@ from typing import NoReturn
 from torch.nn import Dropout, Module
 
 from fusewire.errors import Unsupported
+from fusewire.train.fsdp import refuse_fsdp
 
 # Torch's tables of the hooks that run when a module is called.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -71,6 +72,7 @@ class LayerModules:
                 self._refuse(name, "another module", "that of `replace`")
         for module, kind, children in self._modules:
             table = module.__dict__
+            refuse_fsdp(module)
             if type(module) is not kind:
                 self._refuse(self._name(module), f"a {type(module).__name__}", "that of `replace`")
             if list(table["_modules"].values()) != children:

@@ -15,7 +15,7 @@ from fusewire.train.flat import FlatParameters
 from fusewire.train.layer_modules import LayerModules
 from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts
-from fusewire.train.segment import Segment, Source
+from fusewire.train.segment import Segment, Shared, Source
 
 RECOMPUTE = ("none", "norm", "activation", "layer")
 
@@ -76,8 +76,9 @@ class TrainedLayers:
         training = self.modules.training
         checkpointing = any(getattr(layer, "gradient_checkpointing", False) for layer in layers)
         recompute = "layer" if checkpointing else self.recompute
+        shared = Shared(source)
         for segment in self.segments:
-            x = segment(x, packed, positions, source, training=training, recompute=recompute)
+            x = segment(x, packed, positions, shared, training=training, recompute=recompute)
         # Heads of 16 bits take 16 bits, also on a CPU, where layers compute in fp32.
         return x if of_parameters == torch.float32 else x.to(of_parameters)
 

@@ -69,14 +69,7 @@ class Packed:
             return
         elif cu_seqlens is None:
             cu_seqlens = torch.arange(rows + 1) * length
-        offsets = cu_seqlens.to(device="cpu", dtype=torch.int32).contiguous()
-        if int(offsets[-1]) != self.tokens:
-            raise InvalidInput(
-                "cu_seq_lens_q",
-                f"{int(offsets[-1])} tokens in all",
-                f"{self.tokens}, those of input_ids",
-                "pass what the collator made of this batch",
-            )
+        offsets = offsets_of(cu_seqlens, self.tokens)
         self.batch = SequenceBatch(view(offsets), stream_of(device))
 
     @property
@@ -123,16 +116,15 @@ def packed(
     in transformers.
 
     Raises InvalidInput for a mask that does not fit, and for a mask together with `cu_seq_lens_q`.
-    In a `prepared` context it returns what was passed to that.
+    In a `prepared` context it returns what was passed to that, and refuses another batch.
     """
     if (known := _PREPARED.get().get(side)) is not None:
+        _expect_its_batch(known, shape, attention_mask, device, side)
         return known
     cu_seqlens = flattening.get("cu_seq_lens_q")
     if attention_mask is not None:
         if cu_seqlens is not None:
-            raise InvalidInput(
-                "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
-            )
+            raise two_forms()
         return Packed(shape, attention_mask, device=device, side=side)
     if cu_seqlens is None and position_ids is not None:
         begins = torch.ones(shape, dtype=torch.bool, device=position_ids.device)
@@ -144,8 +136,7 @@ def packed(
 
 @contextmanager
 def prepared(by_side: Mapping[str, Packed]) -> Iterator[None]:
-    """Models that are called in the context use these tokens, one entry per `side`, whatever mask
-    they are given."""
+    """Models that are called in the context use these tokens, one entry per `side`."""
     before = _PREPARED.set(by_side)
     try:
         yield
@@ -171,6 +162,58 @@ def predicting(shape: torch.Size) -> Rows | None:
 def in_step() -> bool:
     """Whether a `prepared` context is open: code in it must not synchronise."""
     return bool(_PREPARED.get())
+
+
+def _expect_its_batch(
+    known: Packed,
+    shape: tuple[int, int],
+    mask: torch.Tensor | None,
+    device: torch.device,
+    side: str,
+) -> None:
+    """Raises InvalidInput for what is not the prepared batch. A mask is read, so that this may
+    synchronise, but not while a step is captured: it ran before."""
+    remedy = "put all rows that the loss needs into one batch, or write the step yourself"
+    if shape != known.shape:
+        raise InvalidInput(
+            f"{side}input_ids",
+            f"shape {list(shape)} in a Step",
+            f"{list(known.shape)}, that of its batch",
+            remedy,
+        )
+    if mask is None or capturing(device):
+        return
+    there = known.unpack(torch.ones(known.tokens, 1, device=device))[..., 0]
+    if mask.shape != there.shape or not torch.equal(there == 1, mask.to(device) == 1):
+        raise InvalidInput(
+            f"{side}attention_mask", "another in a Step", "that of its batch", remedy
+        )
+
+
+def two_forms() -> InvalidInput:
+    return InvalidInput(
+        "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
+    )
+
+
+def offsets_of(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
+    """`cu_seq_lens_q` of so many tokens as int32 [sequences + 1] on the CPU. Synchronises for one
+    on a GPU. Raises InvalidInput unless each sequence in it has a token, and all have `tokens`."""
+    offsets = cu_seqlens.to(device="cpu", dtype=torch.int32).contiguous()
+    if offsets.ndim != 1 or len(offsets) < 2:
+        got = f"shape {list(offsets.shape)}"
+    elif int(offsets[0]) != 0 or int(offsets.diff().min()) < 1:
+        got = "numbers that do not rise from 0"
+    else:
+        got = f"{int(offsets[-1])} tokens in all"
+    if got != f"{tokens} tokens in all":
+        raise InvalidInput(
+            "cu_seq_lens_q",
+            got,
+            f"where each sequence begins, and the end: {tokens}, the tokens of input_ids",
+            "pass what the collator made of this batch",
+        )
+    return offsets
 
 
 def tokens_of(

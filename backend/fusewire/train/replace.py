@@ -9,6 +9,7 @@ from fusewire.models.blueprint import Stack
 from fusewire.models.stored_weights import tensors_of
 from fusewire.train.embedding import EmbeddingForward, is_plain
 from fusewire.train.flat import FlatParameters
+from fusewire.train.fsdp import refuse_fsdp
 from fusewire.train.layer_modules import LayerModules
 from fusewire.train.layers import RECOMPUTE, TrainedLayers
 from fusewire.train.parts import stacked_names
@@ -44,7 +45,8 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
     `recompute`: what backward computes again instead of keeping it: none, norm (outputs of norms),
     activation (those of activations too) or layer (everything except the input of each layer;
     `gradient_checkpointing_enable` sets it too). `segments`: the number of autograd nodes that the
-    layers become; under DDP the gradients of one are sent while the next is computed.
+    layers become; under DDP the gradients of one are sent while the next is computed. Without
+    dropout, which draws numbers by segment, gradients are bit-equal with any number of them.
 
     Raises Unsupported for a model with none of the architectures in `families.FAMILIES`, or with
     parts that cannot be trained or differ from its config; ConfigurationError for parameters that
@@ -58,6 +60,8 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
         raise ConfigurationError(
             f"recompute: got {recompute!r}, wanted one of {', '.join(RECOMPUTE)}"
         )
+    for each in hf_model.modules():
+        refuse_fsdp(each)
     found = [
         (name, module, FAMILIES[type(module).__name__])
         for name, module in hf_model.named_modules()

@@ -29,6 +29,18 @@ class Source(NamedTuple):
     packed: Packed
 
 
+class Shared:
+    """What all segments of a forward read: the source, and biases by name.
+
+    Each segment leaves it as an output of its own, which the next one reads. So a backward pass
+    adds up its gradient in one tensor, layer by layer, and has the same bits with any number of
+    segments: torch would add the sums of segments, rounded to the dtype of what is shared."""
+
+    def __init__(self, source: Source | None) -> None:
+        self.source = source
+        self.biases: dict[str, torch.Tensor] = {}
+
+
 class Segment:
     """Some layers of a model. Their parameters are in the buffer of `flat`, with names that begin
     with `prefix`."""
@@ -75,7 +87,7 @@ class Segment:
         x: torch.Tensor,
         packed: Packed,
         positions: torch.Tensor | None,
-        source: Source | None = None,
+        shared: Shared,
         *,
         training: bool,
         recompute: str,
@@ -84,14 +96,17 @@ class Segment:
         has the parameters' dtype or that which the layers compute in (computed_in), which the
         output has.
 
-        positions [tokens]: for RoPE. source: what cross attentions read. recompute: none, norm,
-        activation or layer.
+        positions [tokens]: for RoPE. shared: what cross attentions and biases read; afterwards, for
+        the next segment. recompute: none, norm, activation or layer.
         """
         if self.stack is None or self._layout != self.flat.layouts:
             self._build()
         parameters = [self.flat.parameter(name) for name in self.names]
-        biases = [bias() for bias in self._biases]
-        states, of_source = (None, None) if source is None else source
+        for bias in self._biases:
+            if bias.name not in shared.biases:
+                shared.biases[bias.name] = bias()
+        biases = [shared.biases[bias.name] for bias in self._biases]
+        states, of_source = (None, None) if shared.source is None else shared.source
         inputs = [x] if states is None else [x, states]
         device = self.flat.values.device
         dtype = computed_in(device, self.flat.values.dtype)
@@ -107,9 +122,14 @@ class Segment:
         states = None if states is None else states.to(dtype)
         options = training, recompute, self._first_trained(inputs)
         tensors = *biases, *parameters
-        return _Run.apply(
+        out, states, *biases = _Run.apply(
             x, states, self, packed, of_source, positions, *options, len(biases), *tensors
         )
+        if of_source is not None:
+            shared.source = Source(states, of_source)
+        for bias, left in zip(self._biases, biases, strict=True):
+            shared.biases[bias.name] = left
+        return out
 
     def _first_trained(self, inputs: Sequence[torch.Tensor]) -> int:
         """The lowest layer that backward has to reach; the number of layers where none has to be
@@ -166,7 +186,8 @@ class _Run(Function):
         first_trained: int,
         bias_count: int,
         *biases_and_parameters: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The output of the layers, the source and the biases."""
         x = x.contiguous()
         source = None if source is None else source.contiguous()
         out = torch.empty_like(x)
@@ -191,19 +212,31 @@ class _Run(Function):
             stream=stream_of(x.device),
         )
         ctx.save_for_backward(x, source, *biases)  # torch detects writes to saved tensors
-        return out
+        ctx.set_materialize_grads(False)
+        needed = ctx.needs_input_grad[1], *ctx.needs_input_grad[_BEFORE_BIASES:][:bias_count]
+        shared = source, *biases
+        frozen = [each for each, need in zip(shared, needed, strict=True) if not need]
+        ctx.mark_non_differentiable(*(each for each in frozen if each is not None))
+        return out, *shared
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        gradient: torch.Tensor,
+        dsource: torch.Tensor | None,
+        *dbiases: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of source and biases are those of the segments behind, to which this one
+        adds its own in place."""
         refuse_create_graph()
         segment: Segment = ctx.segment
         x, source, *biases = ctx.saved_tensors
         dx = torch.empty_like(x)
         dx.copy_(gradient)
-        dsource = torch.zeros_like(source) if ctx.needs_input_grad[1] else None
-        dbiases = [
-            torch.zeros_like(bias) if ctx.needs_input_grad[_BEFORE_BIASES + number] else None
-            for number, bias in enumerate(biases)
+        dsource = _begun(dsource, source) if ctx.needs_input_grad[1] else None
+        of_biases = [
+            _begun(given, bias) if ctx.needs_input_grad[_BEFORE_BIASES + number] else None
+            for number, (given, bias) in enumerate(zip(dbiases, biases, strict=True))
         ]
         place = segment.flat.begin_backward(segment.names)
         segment.stack.backward(
@@ -214,8 +247,13 @@ class _Run(Function):
             accumulate=place.accumulate,
             frozen=segment.frozen(),
             source_gradient=None if dsource is None else view(dsource),
-            bias_gradients=[None if dbias is None else view(dbias) for dbias in dbiases],
+            bias_gradients=[None if dbias is None else view(dbias) for dbias in of_biases],
             version=segment.version(),
             stream=stream_of(x.device),
         )
-        return dx, dsource, *(None,) * (_BEFORE_BIASES - 2), *dbiases, *place.returned
+        return dx, dsource, *(None,) * (_BEFORE_BIASES - 2), *of_biases, *place.returned
+
+
+def _begun(gradient: torch.Tensor | None, of: torch.Tensor) -> torch.Tensor:
+    """The gradient that the segment behind has left, or zeros where there is none."""
+    return torch.zeros_like(of) if gradient is None else gradient

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fusewire.errors import ConfigurationError
 from fusewire.kernels import cuda_built
+from fusewire.train.fsdp import refuse_divided
 from fusewire.train.torch_tensors import PARAMETER_DTYPES
 
 NO_PASS = -1  # torch's id of the running backward pass, where none runs
@@ -153,7 +154,9 @@ def _make_gradients_fp32(parameter: Parameter) -> None:
 
 
 def check_kind(name: str, parameter: Parameter) -> None:
-    """Raises ConfigurationError for a parameter that kernels cannot train."""
+    """Raises ConfigurationError for a parameter that kernels cannot train, Unsupported for one that
+    processes share."""
+    refuse_divided(name, parameter)
     places = ("cpu", "cuda") if cuda_built() else ("cpu",)
     if parameter.dtype not in PARAMETER_DTYPES or parameter.device.type not in places:
         raise ConfigurationError(

@@ -14,13 +14,14 @@ from torch.autograd.graph import increment_version
 
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.train.adam import Adam
-from fusewire.train.bucket_inputs import Batch, BucketInputs, Sides, key_of, sides_of
+from fusewire.train.bucket_inputs import BucketInputs, key_of
 from fusewire.train.flat import FlatParameters
 from fusewire.train.gradients import collected, held, leaves_of
 from fusewire.train.packed import prepared
 from fusewire.train.recorded_memory import RecordedMemory
 from fusewire.train.recording import Recording, between_graphs
 from fusewire.train.sending import Sending
+from fusewire.train.sides import Batch, Sides, sides_of
 from fusewire.train.step_checks import check_dtype, check_loss, check_optimizer
 from fusewire.train.tape_memory import saving_in
 from fusewire.train.targets import labels_of
@@ -35,16 +36,18 @@ class Step:
     """A training step of a model that `replace` changed, with everything in it:
 
         step = fusewire.train.Step(model, optimizer, dtype=torch.bfloat16)
-        for batch in loader:  # with attention_mask; best left on the CPU
+        for batch in loader:  # with attention_mask, or packed; best left on the CPU
             loss = step(batch)  # a tensor on the GPU, without a synchronisation
             schedule.step()
 
     On a GPU the step of a bucket of sizes (rows, length, tokens) runs eagerly the first time and is
     captured as one CUDA graph the second time; from then on it is a single launch. Batches are
     rounded up to their bucket, tokens by at most 1 in 16. `input_ids` must have 2 dimensions, rows
-    and places; other tensors are as the model takes them. Padding is 0, and -100 for labels. The
-    targets of encoder-decoder models, `labels` or `decoder_input_ids`, have a bucket of their own.
-    Images (`pixel_values`) have one graph per batch shape, and question answering
+    and places; other tensors are as the model takes them. Padding is the config's `pad_token_id` in
+    ids, -100 in labels and 0 elsewhere; `labels` that are floats are those of rows and not padded.
+    Of a batch of PackingCollator, one row with `cu_seq_lens_q`, also heads and losses get tokens
+    alone. The targets of encoder-decoder models, `labels` or `decoder_input_ids`, have a bucket of
+    their own. Images (`pixel_values`) have one graph per batch shape, and question answering
     (`start_positions`), whose loss is over the places of a row, one per length.
 
     `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
@@ -66,7 +69,8 @@ class Step:
     and betas may not. Parameters may be frozen and unfrozen: steps are captured anew then. It skips
     and counts a step whose gradients are not finite, or all 0, as those of labels that are all -100
     are. Dropout draws new numbers from torch's generators in every step. `loss(model, batch)`
-    computes what is minimised, by default `model(**batch).loss`; it must not synchronise.
+    computes what is minimised, by default `model(**batch).loss`; it must not synchronise, and may
+    call the model several times, with the rows and masks of the batch alone.
     `CrossEntropy().of_model` is one that never holds the logits of a whole batch, and computes none
     of padding.
     `dtype`: autocast's; float32 disables it. Parameters in bfloat16 need none. `scaler`: a
@@ -75,7 +79,7 @@ class Step:
 
     On the CPU each step runs eagerly, in float32. Raises ConfigurationError for a model that was
     not replaced, a `dtype` that its device does not compute in, another optimizer and one of
-    another model; Unsupported for flattened batches; InvalidInput for a batch without input_ids,
+    another model; Unsupported for flattened pairs; InvalidInput for a batch without input_ids,
     targets or a loss (for lack of `labels`), and for an empty list.
     """
 
@@ -95,6 +99,8 @@ class Step:
             raise ConfigurationError(
                 f"model: got {type(model).__name__}, wanted one that fusewire.train.replace changed"
             )
+        for each in modules:
+            each.fusewire.modules.check()
         check_optimizer(model, optimizer)
         for flat in self._flats:
             flat.relink()  # the model may have moved to another device since it was replaced
@@ -106,6 +112,7 @@ class Step:
         self._loss = loss or (lambda model, batch: model(**batch).loss)
         self._items = items or (lambda batch: labels_of(model, batch))
         self._pairs = len(modules) > 1  # an encoder and a decoder that reads it
+        self._pad_id: int | None = getattr(modules[0].config, "pad_token_id", None)
         self._with_modes = [model, *modules]  # modules that eval() can be called on alone
         self._device = next(iter(self._flats)).values.device
         check_dtype(dtype, self._device)
@@ -133,7 +140,9 @@ class Step:
         batches = list(batch) if isinstance(batch, Sequence) else [batch]
         if not batches:
             raise InvalidInput("batches", "none", "one or more", "leave empty lists out")
-        sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
+        sides = [
+            sides_of(self._model, each, pairs=self._pairs, pad_id=self._pad_id) for each in batches
+        ]
         counts = self._counts(batches)
         frozen = self._frozen_now()
         # load_state_dict changes the layouts.
@@ -225,7 +234,7 @@ class Step:
         key = key_of(batch, sides), modes, writes, sends
         bucket = self._recorded.get(key)
         if bucket is None:
-            inputs = BucketInputs(batch, sides, self._device)
+            inputs = BucketInputs(batch, sides, self._device, self._pad_id)
             share = torch.ones((), device=self._device)
             if self._accumulates:
                 step = self._recording(partial(self._accumulate, inputs, share, writes, sends))
