@@ -11,6 +11,7 @@ import torch
 import transformers
 from fusewire import train
 from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.train.targets import labels_of
 
 from tests.tolerance import TRAINED_VERSUS_EAGER, TRAINED_WEIGHT
 from tests.train.tiny_models import eager, ragged
@@ -518,3 +519,66 @@ def test_what_it_cannot_do_is_refused() -> None:
         bart({name: value for name, value in batch.items() if name != "labels"})
     with pytest.raises(InvalidInput, match="as decoder_input_ids"):
         bart({**batch, "decoder_input_ids": batch["labels"][:, 1:].clamp(min=0)})
+
+
+def test_labels_of_pairs_that_are_not_by_token_are_refused() -> None:
+    """Heads of encoder-decoder models that classify, whose labels say nothing of their targets."""
+    step = train.Step(*prepare("BartForConditionalGeneration", "cpu"))
+    batch = ragged("BartForConditionalGeneration")
+    rows, targets = len(batch["input_ids"]), batch.pop("labels")
+    for labels in (torch.ones(rows, 2), torch.ones(rows, dtype=torch.int64)):
+        with pytest.raises(InvalidInput, match=r"labels: got torch.* wanted integers .* classify"):
+            step(batch | {"labels": labels})
+    with pytest.raises(InvalidInput, match=r"labels: got torch.int64 of shape .* classify"):
+        step(batch | {"labels": labels, "decoder_input_ids": targets.clamp(min=0)})
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: torch.Tensor) -> Any:
+        return self.model(**batch)
+
+
+def test_losses_of_a_model_in_a_wrapper_are_weighed_alike() -> None:
+    """The first label of each row has no place that predicts it."""
+    (one, optimizer), (other, of_other) = (prepare(GPT, "cpu") for _ in range(2))
+    pair = [ragged(GPT, (12,)), ragged(GPT, (2, 2, 2, 2, 2))]
+    wanted = train.Step(one, optimizer)(pair)
+    assert torch.equal(train.Step(Holder(other), of_other)(pair), wanted)
+    assert labels_of(torch.compile(one), pair[1]) == labels_of(one, pair[1]) == 5
+
+
+def test_several_batches_with_two_kinds_of_labels_are_refused() -> None:
+    step, batch = train.Step(*prepare("BertForPreTraining", "cpu")), ragged("BertForPreTraining")
+    assert step(batch).isfinite()
+    with pytest.raises(InvalidInput, match="next_sentence_label: got some beside labels"):
+        step([batch, batch])
+
+
+def test_a_step_of_parameters_that_were_exchanged_is_refused() -> None:
+    model, optimizer = prepare(GPT, "cpu")
+    step, batch = train.Step(model, optimizer), ragged(GPT)
+    step(batch)
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="other parameters than when the Step was mad"):
+            step(batch)
+        with torch.no_grad():
+            model(**batch)  # moves them into the buffer
+
+
+def test_a_step_within_a_step_is_refused_and_the_next_goes_on() -> None:
+    """As one of another thread is."""
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        return step(batch) if nested else model(**batch).loss
+
+    nested = True
+    step = train.Step(*prepare(GPT, "cpu"), loss=loss)
+    with pytest.raises(ConfigurationError, match="got a call while another one runs"):
+        step(ragged(GPT))
+    nested = False
+    assert step(ragged(GPT)).isfinite()

@@ -127,12 +127,17 @@ def sides_of(
     if pairs:
         targets = batch.get("decoder_input_ids")
         given = labels if targets is None else targets
-        if given is None or given.ndim != 2 or given.shape[0] != ids.shape[0]:
+        # Labels of whole rows are those of heads that classify: they find a row's last token on the
+        # host, and read places behind the last label.
+        of_rows = labels is not None and labels.ndim != 2
+        wrong = labels if of_rows else given
+        by_token = wrong is not None and wrong.ndim == 2 and not wrong.is_floating_point()
+        if wrong is None or not by_token or len(wrong) != len(ids):
             raise InvalidInput(
                 "labels",
-                "none" if given is None else f"shape {list(given.shape)}",
-                f"[{ids.shape[0]}, length], or decoder_input_ids: a target for each source",
-                "write the step yourself for other inputs",
+                "none" if wrong is None else f"{wrong.dtype} of shape {list(wrong.shape)}",
+                f"integers [{len(ids)}, length], or decoder_input_ids: a target for each source",
+                "write the step yourself for other inputs, and for heads that classify",
             )
         of_labels = target_mask(labels, targets)
         mask = batch.get("decoder_attention_mask")

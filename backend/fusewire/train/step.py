@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -22,7 +23,13 @@ from fusewire.train.recorded_memory import RecordedMemory
 from fusewire.train.recording import Recording, between_graphs
 from fusewire.train.sending import Sending
 from fusewire.train.sides import Batch, Sides, sides_of
-from fusewire.train.step_checks import check_dtype, check_loss, check_optimizer
+from fusewire.train.step_checks import (
+    check_dtype,
+    check_loss,
+    check_optimizer,
+    check_parameters,
+    parameters_of,
+)
 from fusewire.train.tape_memory import saving_in
 from fusewire.train.targets import labels_of
 from fusewire.train.torch_tensors import capturing
@@ -126,6 +133,8 @@ class Step:
             )
         # In a single process True from the first list of batches on.
         self._accumulates = self._group is not None
+        self._parameters = parameters_of(self._flats)
+        self._busy = threading.Lock()
         self._trained: set[torch.Tensor] = set()
         self._sending: Sending | None = None  # made with the first gradients
         self._begin_recordings()
@@ -136,6 +145,18 @@ class Step:
 
     def __call__(self, batch: Batch | Sequence[Batch]) -> torch.Tensor:
         """Returns the loss of a batch, or of several as one, before the update, detached."""
+        if not self._busy.acquire(blocking=False):
+            raise ConfigurationError(
+                "Step: got a call while another one runs, wanted one at a time; give each thread a "
+                "model of its own"
+            )
+        try:
+            return self._step(batch)
+        finally:
+            self._busy.release()
+
+    def _step(self, batch: Batch | Sequence[Batch]) -> torch.Tensor:
+        check_parameters(self._flats, self._parameters)
         several = isinstance(batch, Sequence)
         batches = list(batch) if isinstance(batch, Sequence) else [batch]
         if not batches:

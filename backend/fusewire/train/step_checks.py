@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.train.adam import Adam
+from fusewire.train.flat import FlatParameters
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: Adam) -> None:
@@ -23,6 +25,23 @@ def check_optimizer(model: torch.nn.Module, optimizer: Adam) -> None:
         raise ConfigurationError(
             "optimizer: got parameters of another model alone, wanted those of this "
             f"{type(model).__name__}; make it of model.parameters()"
+        )
+
+
+def parameters_of(flats: Iterable[FlatParameters]) -> list[torch.Tensor | None]:
+    """The parameters that the modules have now."""
+    slots = (slot for flat in flats for slot in flat.slots)
+    return [table.get(name) for slot in slots for table, name in slot.places]
+
+
+def check_parameters(flats: Iterable[FlatParameters], known: list[torch.Tensor | None]) -> None:
+    """Raises ConfigurationError where the modules have other parameters than `known`, which the
+    optimizer updates."""
+    if [*map(id, parameters_of(flats))] != [*map(id, known)]:
+        raise ConfigurationError(
+            "model: got other parameters than when the Step was made, as of "
+            "load_state_dict(assign=True), wanted those that its optimizer updates; make the "
+            "optimizer and the Step anew"
         )
 
 

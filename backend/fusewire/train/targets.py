@@ -55,7 +55,7 @@ def predicts(there: torch.Tensor, labels: torch.Tensor | None) -> bool:
 
 def labels_of(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> int:
     """The number of labels that the loss of transformers is the mean of for this batch.
-    Synchronises for labels on a GPU. Raises InvalidInput where there are none."""
+    Synchronises for labels on a GPU. Raises InvalidInput where there are none, or two kinds."""
     labels = batch.get("labels")
     if labels is None:
         raise InvalidInput(
@@ -64,7 +64,16 @@ def labels_of(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> int:
             "some, by whose number the losses of several batches are weighed",
             "pass Step `items`, which says of how many a batch's loss is the mean",
         )
-    shifts = any(base.__name__.endswith(_SHIFTS) for base in type(model).__mro__)
+    if "next_sentence_label" in batch:
+        raise InvalidInput(
+            "next_sentence_label",
+            "some beside labels in one of several batches",
+            "labels of one kind, as each kind's loss is a mean of its own",
+            "pass all rows as one batch, or Step `items`",
+        )
+    # Not a wrapper, such as that of torch.compile.
+    own = next((each for each in model.modules() if "config" in each.__dict__), model)
+    shifts = any(base.__name__.endswith(_SHIFTS) for base in type(own).__mro__)
     if labels.ndim == 2 and shifts:
         labels = labels[:, 1:]
     return int((labels != NO_LABEL).sum())
