@@ -96,7 +96,7 @@ KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_architecture.py tests/test_hub.py \
             $(patsubst %,tests/memory/test_%.py,sanitizers streams torch_allocator) \
             $(patsubst %,tests/text/test_%.py,bounded_json chat_template detokenizer languages long_pairs) \
-            $(patsubst %,tests/train/test_%.py,extra hosts lightning ddp sharded step_processes)
+            $(patsubst %,tests/train/test_%.py,bfloat16_parameters extra fsdp hosts lightning ddp packed_steps sharded step_processes)
 sweep: $(VENV)/.test $(VENV)/.release
 	.ci/resolve
 	nice -n 19 $(MAKE) wheels & wheels=$$!; \
