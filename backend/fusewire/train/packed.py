@@ -204,16 +204,16 @@ def offsets_of(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
         got = f"shape {list(offsets.shape)}"
     elif int(offsets[0]) != 0 or int(offsets.diff().min()) < 1:
         got = "numbers that do not rise from 0"
-    else:
+    elif int(offsets[-1]) != tokens:
         got = f"{int(offsets[-1])} tokens in all"
-    if got != f"{tokens} tokens in all":
-        raise InvalidInput(
-            "cu_seq_lens_q",
-            got,
-            f"where each sequence begins, and the end: {tokens}, the tokens of input_ids",
-            "pass what the collator made of this batch",
-        )
-    return offsets
+    else:
+        return offsets
+    raise InvalidInput(
+        "cu_seq_lens_q",
+        got,
+        f"where each sequence begins, and the end: {tokens}, the tokens of input_ids",
+        "pass what the collator made of this batch",
+    )
 
 
 def tokens_of(

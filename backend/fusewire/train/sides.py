@@ -125,24 +125,32 @@ def sides_of(
     reads_last = pad_id is None and len(ids) == 1 and not whole
     sides = {SOURCE: source._replace(counted=_ANSWER in batch or reads_last)}
     if pairs:
-        targets = batch.get("decoder_input_ids")
-        given = labels if targets is None else targets
-        # Labels of whole rows are those of heads that classify: they find a row's last token on the
-        # host, and read places behind the last label.
-        of_rows = labels is not None and labels.ndim != 2
-        wrong = labels if of_rows else given
-        by_token = wrong is not None and wrong.ndim == 2 and not wrong.is_floating_point()
-        if wrong is None or not by_token or len(wrong) != len(ids):
-            raise InvalidInput(
-                "labels",
-                "none" if wrong is None else f"{wrong.dtype} of shape {list(wrong.shape)}",
-                f"integers [{len(ids)}, length], or decoder_input_ids: a target for each source",
-                "write the step yourself for other inputs, and for heads that classify",
-            )
-        of_labels = target_mask(labels, targets)
-        mask = batch.get("decoder_attention_mask")
-        sides[TARGET] = _side(given, of_labels if mask is None else mask, TARGET, labels=labels)
+        sides[TARGET] = _target_side(batch, len(ids))
     return sides
+
+
+def _target_side(batch: Batch, rows: int) -> Side:
+    labels, ids = batch.get("labels"), batch.get("decoder_input_ids")
+    given = labels if ids is None else ids
+    # Labels of whole rows are those of heads that classify: they find a row's last token on the
+    # host, and read places behind the last label.
+    checked = given if labels is None or labels.ndim == 2 else labels
+    if (
+        given is None
+        or checked is None
+        or checked.ndim != 2
+        or len(checked) != rows
+        or checked.is_floating_point()
+    ):
+        raise InvalidInput(
+            "labels",
+            "none" if checked is None else f"{checked.dtype} of shape {list(checked.shape)}",
+            f"integers [{rows}, length], or decoder_input_ids: a target for each source",
+            "write the step yourself for other inputs, and for heads that classify",
+        )
+    mask = batch.get("decoder_attention_mask")
+    of_labels = target_mask(labels, ids)
+    return _side(given, of_labels if mask is None else mask, TARGET, labels=labels)
 
 
 def _side(

@@ -86,8 +86,10 @@ class Step:
 
     On the CPU each step runs eagerly, in float32. Raises ConfigurationError for a model that was
     not replaced, a `dtype` that its device does not compute in, another optimizer and one of
-    another model; Unsupported for flattened pairs; InvalidInput for a batch without input_ids,
-    targets or a loss (for lack of `labels`), and for an empty list.
+    another model, for a call while another one runs, and for a model that got other parameters
+    (`load_state_dict(assign=True)`); Unsupported for flattened pairs; InvalidInput for a batch
+    without input_ids, targets or a loss (for lack of `labels`), for a model that the loss calls
+    with other rows or masks, and for an empty list.
     """
 
     def __init__(
