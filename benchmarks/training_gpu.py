@@ -81,6 +81,9 @@ def stepping(
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    if system not in (*SYSTEMS, LEAN):
+        known = ", ".join(f'"{each}"' for each in (*SYSTEMS, LEAN))
+        raise SystemExit(f"system: got {system!r}, wanted one of {known}")
     model = make(shape).to(device).train()
     if system in (OURS, STEP, HALF, LEAN):
         from fusewire.train import Adam, CrossEntropy, Step, replace

@@ -5,7 +5,8 @@ The steps of `benchmarks.training --device cuda`, each system in its own process
 the same for all. Counted is the most that the allocators of torch and fusewire hold of the device
 from the first step on, each by itself: parameters, gradients, moments and activations, what they
 keep for later, and what graphs need that are captured on the way. Not counted is what the driver
-takes for code and contexts.
+takes for code and contexts. The system that needs least has bf16 parameters and computes the
+outputs of norms again.
 
 Adds rows to bench-results/training_gpu_memory.jsonl (one JSON object each).
 """

@@ -98,6 +98,11 @@ def main() -> None:
 
         training_gpu_memory.run(options.models, options.texts, options.systems, options.out)
         return
+    systems = options.systems or list(SYSTEMS)
+    if unknown := set(systems) - set(SYSTEMS):
+        parser.error(
+            f"--systems: got {', '.join(sorted(unknown))}, wanted of: {', '.join(SYSTEMS)}"
+        )
     rows = []
     for shape in options.models or CASES:
         texts = options.texts or CASES.get(shape, 8)
@@ -111,7 +116,7 @@ def main() -> None:
             "python": platform.python_version(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        for system in options.systems or SYSTEMS:
+        for system in systems:
             print(f"{shape}, {texts}: {system}", flush=True)
             found = alone(measured, system, shape, texts, options.threads)
             versions = {"torch": found.pop("version")}
