@@ -37,7 +37,7 @@ struct Dropout {
 
 inline constexpr int kDropoutGroup = 8;  // adjacent columns that share a counter
 // The fewest with which the authors found no failure in BigCrush (Salmon et al. 2011, table 2). In
-// attention, where every pass draws the mask of all pairs of tokens, ten take about a tenth longer.
+// attention every pass draws the mask of all pairs of tokens, so that rounds cost much there.
 inline constexpr int kDropoutRounds = 7;
 
 }  // namespace fusewire

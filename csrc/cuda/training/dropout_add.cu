@@ -15,8 +15,8 @@ struct DropoutArguments {
   Dropout dropout;
 };
 
-// kDropoutGroup columns of a row, which share a counter, are read and written as packs of kWidth
-// elements: their columns end with the matrix.
+// kDropoutGroup columns of a row, which share a counter, as packs of kWidth elements. Packs beyond
+// the last column are neither read nor written.
 template <class T, int kWidth>
 struct Group {
   Pack<T, kWidth> packs[kDropoutGroup / kWidth];
