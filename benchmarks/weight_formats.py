@@ -151,15 +151,15 @@ def encoder_rows(folder: Path, names: list[str], options: argparse.Namespace) ->
 def on_gpu(options: argparse.Namespace) -> None:
     import torch
 
-    from benchmarks.gpu import facts, weight_formats
+    from benchmarks.gpu import facts, weight_formats, weight_formats_report
 
     torch.set_grad_enabled(False)
     here, rows = facts.facts(), []
     for new in weight_formats.run(options, here):
-        records.append(options.out / "weight_formats_gpu.jsonl", new)
+        records.append(options.out / f"{weight_formats_report.BENCHMARK}.jsonl", new)
         rows += new
-        print(weight_formats.table(new).splitlines()[-1], flush=True)
-    print(f"{here['gpu']}\n{weight_formats.table(rows)}")
+        print(weight_formats_report.table(new).splitlines()[-1], flush=True)
+    print(f"{here['gpu']}\n{weight_formats_report.table(rows)}")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import generation_curves, seq2seq_poisson_report, training_report, turbo_report
-from benchmarks.gpu import generation_tables, seq2seq_tables
+from benchmarks.gpu import generation_tables, seq2seq_tables, weight_formats_report
 from benchmarks.records import Rows, latest
 
 UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms", "tokens_per_s")
@@ -299,6 +299,9 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     training_report.GPU: lambda rows: f"{training_report.gpu_table(rows)}\n\n{_where(rows)}",
     training_report.GPU_MEMORY: lambda rows: (
         f"{training_report.gpu_memory_table(rows)}\n\n{_where(rows)}"
+    ),
+    weight_formats_report.BENCHMARK: lambda rows: (
+        f"{weight_formats_report.table(rows)}\n\n{_where(rows)}"
     ),
     training_report.DDP: lambda rows: f"{training_report.ddp_table(rows)}\n\n{_where(rows)}",
 }

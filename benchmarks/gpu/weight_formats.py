@@ -2,7 +2,8 @@
 `python -m benchmarks.weight_formats --device cuda`.
 
 Forwards of BERT-base and -large (64 sequences of up to 512) in the formats of `--quantize`, steps
-of Llama-3-8B's shape (1 and 64 sequences, context 1024), and their GEMMs. These are compared with
+of Llama-3-8B's shape (1 and 64 sequences, context 1024), also with an FP8 KV cache, and their
+GEMMs. These are compared with
 torch's `_scaled_mm` with scales by row, for rows that are quantised before and for rows that torch
 quantises in a kernel compiled with the GEMM, and with its `_int_mm`, which returns unscaled sums.
 Random weights; those of GEMMs and steps can be represented exactly in 4 bits. Each case is first
@@ -21,7 +22,6 @@ import torch
 from fusewire import kernels
 from torch import Tensor
 
-from benchmarks.case_table import case_table
 from benchmarks.gpu import four_bits, own, rivals
 from benchmarks.gpu.generation_models import STORED, Past, own_model, transformers_model
 from benchmarks.gpu.generation_own import Pages, Step
@@ -29,12 +29,14 @@ from benchmarks.gpu.generation_workload import SHAPES
 from benchmarks.gpu.generation_workload import Case as Steps
 from benchmarks.gpu.own import launches, view
 from benchmarks.gpu.timing import Contender, medians_ms, torch_launches
+from benchmarks.gpu.weight_formats_report import BENCHMARK
 from benchmarks.gpu.workload import SIZES, Case
 from benchmarks.records import Row, Rows
 
-BENCHMARK = "weight_formats_gpu"
 FORMATS = {"none": None, "fp8": "float8_e4m3", "fp8_blocks": None, "int8": "int8", "int4": None}
 OF_ENCODERS = ("none", "fp8", "int8")
+# Of a step: the format of weights, and of keys and values.
+OF_STEPS = {name: (name, "auto") for name in FORMATS} | {"fp8, fp8 KV": ("fp8", "fp8")}
 # In 8 bits the error of a GEMM is some 4 %. It adds up over the 224 GEMMs of a Llama with random
 # weights; norms after each block, as in BERT, limit it.
 LEAST_COSINES = {"product": 0.998, "encoder": 0.98, "step": 0.8}
@@ -114,17 +116,19 @@ def _steps(name: str) -> Iterator[Rows]:
     for module in usual.model.layers.modules():
         if isinstance(module, torch.nn.Linear):
             module.weight.data.copy_(four_bits.rounded(module.weight.data))
-    models = [own_model(usual, quantize=quantize) for quantize in FORMATS]
+    models = {
+        system: own_model(usual, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
+        for system, (quantize, kv_cache_dtype) in OF_STEPS.items()
+    }
     for batch in (1, 64):
         case = Steps(name, batch, 1024)
         ids = torch.randint(0, case.shape.vocabulary, (batch, 1))
-        past = Past(case)
-        steps = [Step(Pages(model, case), past, ids) for model in models]
-        answers = {name: step.output() for name, step in zip(FORMATS, steps, strict=True)}
+        past = Past(case, float8=True)
+        steps = {system: Step(Pages(model, case), past, ids) for system, model in models.items()}
+        answers = {system: step.output() for system, step in steps.items()}
         near = _nearness("step", case.name, answers)
         contenders = [
-            Contender(quantize, step.launched().run, step.stream)
-            for quantize, step in zip(FORMATS, steps, strict=True)
+            Contender(system, step.launched().run, step.stream) for system, step in steps.items()
         ]
         yield _rows(case.shape.name, case.name, medians_ms(contenders), near)
         del steps, contenders
@@ -207,19 +211,3 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
             torch_launches("torch compiled", [partial(call, x, w, s) for w, s in quantized])
         )
     return _rows(model, f"{m} x {n} x {k}", medians_ms(contenders), near)
-
-
-def table(rows: Rows) -> str:
-    """Returns a table with a line per case: medians in ms, and how many times faster than fp16 the
-    others are."""
-
-    def cells(of_case: dict[str, Row]) -> list[object]:
-        others = [f"{name} {row['ms']}" for name, row in of_case.items() if name not in FORMATS]
-        found: list[object] = [of_case["none"]["ms"]]
-        for name in list(FORMATS)[1:]:
-            row = of_case.get(name, {})
-            found += [row.get(key, "-") for key in ("ms", "times_fp16", "cosine")]
-        return [*found, ", ".join(others)]
-
-    columns = ["fp16", *(c for name in list(FORMATS)[1:] for c in (name, "times", "cosine"))]
-    return "\n".join(case_table([*columns, "rivals"], rows, cells, between=" "))

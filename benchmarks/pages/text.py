@@ -138,11 +138,16 @@ SECTIONS = (
     ),
     Section(
         "Weights in fewer bits",
-        "The same weights in bfloat16 and int8, computed in float32, and products with weights "
-        "that a folder has in 4 bits. [Quantisation](quantization.md) says what it costs.",
-        (("cpu", "weight_formats"), ("cpu", "products_4_bits")),
+        "On a CPU the same weights in bfloat16 and int8, computed in float32, and products with "
+        "weights that a folder has in 4 bits; on a GPU weights in 8 and 4 bits beside 16 bits. "
+        "[Quantisation](quantization.md) says what it costs.",
+        (("cpu", "weight_formats"), ("cpu", "products_4_bits"), ("gpu", "weight_formats_gpu")),
         (),
         {
+            "torch _scaled_mm, rows given": "cuBLASLt on rows that are already in e4m3, with "
+            "scales by row",
+            "torch compiled": "the same, for rows that a compiled kernel quantises",
+            "torch _int_mm, sums": "cuBLASLt on rows that are already in int8, without scales",
             "onnxruntime int4": "MatMulNBits of ONNX Runtime, accuracy level 1",
             "onnxruntime w4a8": "the same, accuracy level 4",
             "torch int4": "`_weight_int4pack_mm_for_cpu`, x in bfloat16",

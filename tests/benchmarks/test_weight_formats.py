@@ -14,6 +14,7 @@ import transformers
 
 from benchmarks import arena, rivals_int8, tables, weight_formats, weight_formats_decode
 from benchmarks.generation_rivals import Run
+from benchmarks.gpu import tables as gpu_tables
 from benchmarks.weight_formats_report import goals
 from tests.tolerance import MODEL_FP32
 
@@ -116,3 +117,25 @@ def test_the_table_and_goals_are_read_from_rows() -> None:
         "bfloat16, BERT-base mixed 32, times float32": ("2.00", True),
         "int8, GPT-2 124M decode 1, times ctranslate2 int8": ("0.50", False),
     }
+
+
+def test_the_table_of_a_gpu_has_a_line_per_case_and_our_formats_first() -> None:
+    facts = {"versions": {"torch": "2"}, "gpu": "a GPU", "time": "2026-11-24T00:00:00Z"}
+    rows = [
+        facts | {"model": model, "case": case, "system": name, "ms": ms}
+        | {"times_fp16": times, "cosine": 0.99975}
+        for model, case, name, ms, times in (
+            ("BERT-base", "64x512", "none", 6.0, 1.0),
+            ("BERT-base", "64x512", "int8", 5.0, 1.2),
+            ("Llama-3-8B", "64 x 4096 x 4096", "none", 0.0119, 1.0),
+            ("Llama-3-8B", "64 x 4096 x 4096", "torch compiled", 0.0144, 0.83),
+            ("Llama-3-8B", "64 x 4096 x 4096", "fp8", 0.0092, 1.29),
+        )
+    ]  # fmt: skip
+    lines = gpu_tables.TABLES["weight_formats_gpu"](rows).splitlines()
+    assert lines[2:6] == [
+        "| | fp16 | fp8 | int8 | torch compiled |",
+        "|---|---|---|---|---|",
+        "| BERT-base, 64x512 | 6.00 |  | 5.00 (1.20, 0.9998) |  |",
+        "| Llama-3-8B, 64 x 4096 x 4096 | 0.0119 | 0.0092 (1.29, 0.9998) |  | 0.0144 |",
+    ]
