@@ -109,8 +109,8 @@ def test_batches_of_as_many_tokens_share_buckets_and_have_no_padding(device: str
         step(batch)
     assert all(rows == 1 and tokens <= 256 for rows, tokens in shapes)
     assert len(loader) > 30
-    assert len(step._recorded) <= 4
-    assert step.replays == (0 if device == "cpu" else len(loader) - len(step._recorded))
+    assert len(step._buckets) <= 4
+    assert step.replays == (0 if device == "cpu" else len(loader) - len(step._buckets))
 
 
 def test_places_that_are_classes_are_not_rounded_up() -> None:

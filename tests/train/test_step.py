@@ -238,7 +238,7 @@ def test_parameters_are_frozen_and_unfrozen_between_steps(count: int, device: st
             wanted = by_hand(twin, other, joined(several), device)
             torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
             assert torch.equal(before, weights(model.transformer.h[0])) == (not trained)
-        recorded += step._recorded.values()
+        recorded += step._buckets.values()
     assert len(set(map(id, recorded))) == 3
 
 
@@ -255,7 +255,7 @@ def test_an_encoder_may_be_in_eval_mode_alone(device: str) -> None:
         for _ in range(4):
             losses[training].add(float(step(batch)))
     assert [len(losses[training]) for training in (True, False)] == [8, 1]
-    assert len(step._recorded) == 2
+    assert len(step._buckets) == 2
 
 
 @ON_EACH
@@ -372,7 +372,7 @@ def test_a_replay_is_bit_equal_to_the_step_that_it_records(name: str) -> None:
     twin.load_state_dict(model.state_dict())
     step, uncaptured = train.Step(model, optimizer), train.Step(twin, other)
     for batch in batches(name):
-        for bucket in uncaptured._recorded.values():
+        for bucket in uncaptured._buckets.values():
             bucket.step.seen = False
         assert torch.equal(step(batch), uncaptured(batch))
     assert step.replays == 9

@@ -36,7 +36,7 @@ def test_layers_save_in_the_memory_of_the_largest_bucket(
     step = train.Step(*prepare(name, device))
     for lengths in order * 3:
         step(ragged(name, lengths))
-    assert step._memory.blocks.bytes == largest._memory.blocks.bytes > 0
+    assert step._buckets.memory.blocks.bytes == largest._buckets.memory.blocks.bytes > 0
 
 
 @ON_EACH
@@ -53,11 +53,11 @@ def test_a_step_that_fails_gives_its_memory_back(device: str) -> None:
     for _ in range(3):
         with pytest.raises(RuntimeError, match="after the forward"):
             step(ragged(BERT))
-    once = step._memory.blocks.bytes
+    once = step._buckets.memory.blocks.bytes
     fails = False
     for _ in range(3):
         step(ragged(BERT))
-    assert step._memory.blocks.bytes == once
+    assert step._buckets.memory.blocks.bytes == once
 
 
 def test_the_memory_of_a_step_goes_with_it() -> None:
@@ -67,8 +67,8 @@ def test_the_memory_of_a_step_goes_with_it() -> None:
     step = train.Step(*prepare(BERT, "cpu"))
     step(ragged(BERT, (40,) * 60))
     held = allocator.stats()["reserved_bytes"] - before
-    assert held >= step._memory.blocks.bytes > 1 << 20
-    freed = step._memory.blocks.bytes
+    assert held >= step._buckets.memory.blocks.bytes > 1 << 20
+    freed = step._buckets.memory.blocks.bytes
     del step
     gc.collect()
     assert allocator.stats()["reserved_bytes"] <= before + held - freed

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed
@@ -19,7 +18,7 @@ from fusewire.train.bucket_inputs import BucketInputs, key_of
 from fusewire.train.flat import FlatParameters
 from fusewire.train.gradients import collected, held, leaves_of
 from fusewire.train.packed import prepared
-from fusewire.train.recorded_memory import RecordedMemory
+from fusewire.train.recorded_buckets import Bucket, RecordedBuckets
 from fusewire.train.recording import Recording, between_graphs
 from fusewire.train.sending import Sending
 from fusewire.train.sides import Batch, Sides, sides_of
@@ -33,10 +32,6 @@ from fusewire.train.step_checks import (
 from fusewire.train.tape_memory import saving_in
 from fusewire.train.targets import labels_of
 from fusewire.train.torch_tensors import capturing
-
-# Recorded buckets that are kept, by least recent use: each needs memory of its own for its launches
-# and inputs.
-_MOST_RECORDED = 128
 
 
 class Step:
@@ -126,7 +121,8 @@ class Step:
         self._device = next(iter(self._flats)).values.device
         check_dtype(dtype, self._device)
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
-        self._recorded: OrderedDict[Any, _Bucket] = OrderedDict()
+        # Before a capture, so that the kernels' copies of weights are made in the graph.
+        self._buckets = RecordedBuckets(self._device, self._stream, self._weights_were_written)
         self._group = optimizer.process_group
         if self._group is not None and self._others:
             raise ConfigurationError(
@@ -192,26 +188,9 @@ class Step:
 
     def _begin_recordings(self) -> None:
         """Drops the existing recordings, whose gradients or moments have moved."""
-        if self._stream is not None:
-            self._stream.synchronize()
-        self._recorded.clear()
-        self._memory = RecordedMemory(self._device)
-        self._update = self._recording(self._apply)
+        self._buckets.clear()
+        self._buckets.update = self._buckets.recording(self._apply)
         self._sending = None
-
-    def _make_room(self, bucket: _Bucket) -> None:
-        """Forgets all recordings where the bucket is larger than they are, or where their memory
-        moved: a recording finds room in the memory of a larger one that was made before it, so the
-        others are recorded again after the bucket."""
-        memory, step, sizes = self._memory, bucket.step, bucket.inputs.sizes
-        grows = step.is_next_recorded and not memory.has_room_for(sizes)
-        if self._stream is None or not (grows or memory.moved):
-            return
-        self._stream.synchronize()
-        for recording in (self._update, *(each.step for each in self._recorded.values())):
-            recording.forget()
-        memory.renew(sizes if step.is_next_recorded else {})
-        torch.cuda.empty_cache()  # gives back what torch held for them
 
     def _of_several(
         self, batches: Sequence[Batch], sides: Sequence[Sides], counts: Sequence[int]
@@ -236,7 +215,7 @@ class Step:
             loss = loss + self._run(bucket.step)
         if self._sending is not None:
             self._sending.wait()
-        self._run(self._update, updates=True)
+        self._run(self._buckets.update, updates=True)
         if self._group is not None:
             distributed.all_reduce(loss, group=self._group)
         return loss
@@ -249,31 +228,24 @@ class Step:
 
     def _bucket(
         self, batch: Batch, sides: Sides, *, writes: bool = False, sends: bool = False
-    ) -> _Bucket:
+    ) -> Bucket:
         """The bucket of the batch, with the batch written to it. For batches that accumulate:
         whether its gradients are the first in the buffers, and whether they are the last, which
         processes sum."""
         modes = tuple(module.training for module in self._with_modes)
-        key = key_of(batch, sides), modes, writes, sends
-        bucket = self._recorded.get(key)
-        if bucket is None:
+
+        def make() -> Bucket:
             inputs = BucketInputs(batch, sides, self._device, self._pad_id)
             share = torch.ones((), device=self._device)
             if self._accumulates:
-                step = self._recording(partial(self._accumulate, inputs, share, writes, sends))
+                compute = partial(self._accumulate, inputs, share, writes, sends)
             else:
-                step = self._recording(partial(self._whole, inputs))
-            bucket = self._recorded[key] = _Bucket(inputs, share, step)
-            if len(self._recorded) > _MOST_RECORDED:
-                self._recorded.popitem(last=False)
-        self._recorded.move_to_end(key)
-        self._make_room(bucket)
+                compute = partial(self._whole, inputs)
+            return Bucket(inputs, share, self._buckets.recording(compute))
+
+        bucket = self._buckets.find((key_of(batch, sides), modes, writes, sends), make)
         bucket.inputs.write(batch, sides)
         return bucket
-
-    def _recording(self, compute: Callable[[], torch.Tensor]) -> Recording:
-        # So that the kernels' copies of weights are made in the graph.
-        return Recording(compute, self._memory, self._weights_were_written)
 
     def _run(self, recording: Recording, *, updates: bool = False) -> torch.Tensor:
         replayed = recording.is_next_replayed
@@ -334,7 +306,7 @@ class Step:
         return torch.empty(0, device=self._device)
 
     def _forward(self, inputs: BucketInputs) -> torch.Tensor:
-        with prepared(inputs.packed), self._autocast(), saving_in(self._memory.blocks):
+        with prepared(inputs.packed), self._autocast(), saving_in(self._buckets.memory.blocks):
             loss = self._loss(self._model, inputs.batch)
         check_loss(loss)
         return loss
@@ -344,7 +316,7 @@ class Step:
         Adam leaves them alone."""
         if not reached <= self._trained:
             self._trained |= reached
-            self._update = self._recording(self._apply)
+            self._buckets.update = self._buckets.recording(self._apply)
 
     @contextmanager
     def _writing_copies(self) -> Iterator[None]:
@@ -381,12 +353,3 @@ class Step:
         with torch.cuda.stream(self._stream):
             yield
         current.wait_stream(self._stream)
-
-
-class _Bucket(NamedTuple):
-    """The recordings and inputs of one bucket of sizes. `share`: the weight of the batch's loss
-    among all that are accumulated."""
-
-    inputs: BucketInputs
-    share: torch.Tensor
-    step: Recording
