@@ -28,6 +28,7 @@ BENCHMARKS = (
     "gemm",
     "weight_formats",
     "products_4_bits",
+    "weight_memory",
 )
 
 

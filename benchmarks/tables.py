@@ -17,6 +17,7 @@ from benchmarks import (
     training_report,
     turbo_report,
     weight_formats_report,
+    weight_memory_report,
 )
 from benchmarks.case_table import case_table, systems_of
 from benchmarks.machine import DISTURBED
@@ -206,4 +207,5 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "gemm": _gemm_table,
     weight_formats_report.BENCHMARK: _above(weight_formats_report.table),
     products_4_bits_report.BENCHMARK: _above(products_4_bits_report.table),
+    weight_memory_report.BENCHMARK: _above(weight_memory_report.table),
 }

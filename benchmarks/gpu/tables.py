@@ -6,7 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import generation_curves, seq2seq_poisson_report, training_report, turbo_report
+from benchmarks import (
+    generation_curves,
+    seq2seq_poisson_report,
+    training_report,
+    turbo_report,
+    weight_memory_report,
+)
 from benchmarks.gpu import generation_tables, seq2seq_tables, weight_formats_report
 from benchmarks.records import Rows, latest
 
@@ -302,6 +308,9 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     ),
     weight_formats_report.BENCHMARK: lambda rows: (
         f"{weight_formats_report.table(rows)}\n\n{_where(rows)}"
+    ),
+    weight_memory_report.ON_GPUS: lambda rows: (
+        f"{weight_memory_report.table(rows)}\n\n{_where(rows)}"
     ),
     training_report.DDP: lambda rows: f"{training_report.ddp_table(rows)}\n\n{_where(rows)}",
 }

@@ -141,7 +141,13 @@ SECTIONS = (
         "On a CPU the same weights in bfloat16 and int8, computed in float32, and products with "
         "weights that a folder has in 4 bits; on a GPU weights in 8 and 4 bits beside 16 bits. "
         "[Quantisation](quantization.md) says what it costs.",
-        (("cpu", "weight_formats"), ("cpu", "products_4_bits"), ("gpu", "weight_formats_gpu")),
+        (
+            ("cpu", "weight_formats"),
+            ("cpu", "products_4_bits"),
+            ("gpu", "weight_formats_gpu"),
+            ("cpu", "weight_memory"),
+            ("gpu", "weight_memory_gpu"),
+        ),
         (),
         {
             "torch _scaled_mm, rows given": "cuBLASLt on rows that are already in e4m3, with "
@@ -263,6 +269,7 @@ encoder` runs one of them. With a GPU:
 | steps of training by several GPUs | `python -m benchmarks.training_ddp` |
 | weights in fewer bits, beside others' | `python -m benchmarks.weight_formats`, `--device cuda` |
 | products with weights of 4 bits | `python -m benchmarks.products_4_bits` |
+| memory by the format of weights | `python -m benchmarks.weight_memory`, `--device cuda` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
