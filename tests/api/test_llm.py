@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import fusewire
 import numpy as np
 import pytest
-from fusewire import LLM, SamplingParams
+from fusewire import LLM, SamplingParams, kernels
 from fusewire.api.outputs import IncompleteOutputs
 from fusewire.engine.finished import Finished
 from fusewire.engine.generation_loop import GenerationLoop
@@ -121,6 +122,31 @@ def test_a_closed_one_says_so(folder: Path) -> None:
         pass
     with pytest.raises(Unavailable, match="model: got a call after it was closed"):
         llm.generate("a")
+
+
+def test_its_memory_is_free_for_others_once_it_is_closed_or_dropped(folder: Path) -> None:
+    allocator, threads = kernels.default_allocator("cpu"), threading.active_count()
+
+    def held() -> tuple[float, float]:
+        """In use, and taken from the system, in caches of a model here."""
+        stats = allocator.stats()
+        return stats["allocated_bytes"] / (64 << 20), stats["reserved_bytes"] / (64 << 20)
+
+    gc.collect()  # models of other tests
+    allocator.trim()
+    least = tuple(before + 0.1 for before in held())  # threads' buffers stay
+    with LLM(folder, device="cpu", kv_cache_mib=64) as llm:
+        llm.generate("a", max_new_tokens=2)
+        assert held() > (least[0] + 0.8, least[1] + 0.8)
+    assert held() < least  # although `llm` is still known here
+    assert held()[1] < least[1]
+    llm.close()
+    dropped = LLM(folder, device="cpu", kv_cache_mib=64)
+    dropped.generate("a", max_new_tokens=2)
+    assert held() > least
+    del dropped
+    assert held() < least
+    assert threading.active_count() == threads
 
 
 def test_several_texts_and_log_probabilities(llm: LLM) -> None:

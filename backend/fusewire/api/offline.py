@@ -18,7 +18,7 @@ from fusewire.api.progress import REFRESH_S, ProgressBar
 from fusewire.engine.finished import Finished, Pending
 from fusewire.engine.generation import GenerationEngine, Ticket
 from fusewire.engine.prompt_logprobs import PromptLogprobs
-from fusewire.errors import FusewireError, InvalidInput, QueueFull, Unavailable
+from fusewire.errors import FusewireError, InvalidInput, QueueFull
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import AudioFeatures, read_prompt
 from fusewire.generation.prompt import Prompt as CheckedPrompt
@@ -43,8 +43,6 @@ def answers(
     """Returns outputs in the order of `prompts`. `requested`: the parameters of each. Raises
     InvalidInput if nothing was computed, or IncompleteOutputs after everything was; both name
     `field` (default: the prompts)."""
-    if engine.closed:
-        raise Unavailable("model: got a call after it was closed, wanted one before; open it again")
     work = _checked(engine, prompts, requested, field)
     found: list[RequestOutput | None] = [None] * len(prompts)
     finished = Finished()
