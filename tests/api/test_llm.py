@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fusewire import LLM, SamplingParams, kernels
 from fusewire.api.outputs import IncompleteOutputs
+from fusewire.api.turns import Turns
 from fusewire.engine.finished import Finished
 from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
@@ -243,6 +244,38 @@ def test_threads_share_one_engine(llm: LLM) -> None:
         thread.join()
     for thread, outputs in found.items():
         assert [output.prompt for output in outputs] == [f"{thread} {n}" for n in range(20)]
+
+
+def test_a_thread_does_not_wait_for_the_end_of_anothers_list(folder: Path) -> None:
+    """Whoever finds no room has the next one, and not the thread whose request ends."""
+    with LLM(folder, device="cpu", max_sequences=1, max_waiting=1) as llm:
+        ask = {"max_new_tokens": 4, "ignore_eos": True}
+        long = threading.Thread(target=llm.generate, args=(["Once"] * 1000,), kwargs=ask)
+        long.start()
+        while not llm.engine.counts().running:
+            pass
+        outputs = llm.generate([f"{n}" for n in range(20)], **ask)
+        waits = long.is_alive()
+        long.join()
+    assert [output.prompt for output in outputs] == [f"{n}" for n in range(20)]
+    assert waits
+
+
+def test_who_waited_longest_is_next_until_it_has_given_or_leaves() -> None:
+    turns, first, second = Turns(), Finished(), Finished()
+    turns.found_no_room(first, gave=False)
+    assert turns.may_give(first)
+    assert not turns.may_give(second)
+    assert first.get_nowait() is None  # woken, to look for room
+    turns.found_no_room(first, gave=False)  # there was none: it is still the first
+    assert not turns.may_give(second)
+    turns.found_no_room(first, gave=True)
+    assert turns.may_give(second)
+    assert not turns.may_give(first)
+    turns.leave(second)
+    assert turns.may_give(first)
+    turns.leave(first)
+    assert turns.may_give(second)
 
 
 def test_its_reader_wakes_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

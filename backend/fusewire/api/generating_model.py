@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 from weakref import finalize
 
+from fusewire.api.turns import Turns
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import Unavailable
@@ -23,6 +24,7 @@ class GeneratingModel:
         self._folder = folder_for(type(self), model, revision)
         engine = GenerationEngine(self._folder, GenerationSettings(**given), device)
         self._opened = [engine]  # empty once closed
+        self._turns = Turns()
         # At the program's end the engine closes itself, while there are still threads.
         finalize(self, _close, self._opened).atexit = False
         known = engine.model.vocab_size if engine.speech else engine.limits.prompt_vocab_size

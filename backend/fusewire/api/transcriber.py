@@ -162,7 +162,7 @@ class Transcriber(GeneratingModel):
         requested = [asked] * len(unread)
         engine = self.engine
         timed = bool(engine.parameters(**asked).return_timestamps)
-        outputs = answers(engine, unread, requested, shown=use_tqdm, field=_FIELD)
+        outputs = answers(engine, self._turns, unread, requested, shown=use_tqdm, field=_FIELD)
         return [_transcript(output, engine.tokenizer, timed=timed) for output in outputs]
 
     def _features(self, audio: Any) -> AudioFeatures:
