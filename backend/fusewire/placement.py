@@ -150,6 +150,11 @@ class Placement:
             nbytes = min(nbytes, quantized_bytes or nbytes)
             allocator.allocate(nbytes, tag, self.stream).free()
 
+    def trim(self) -> None:
+        """Gives memory that is free in this process back to the device, for other processes and for
+        models that measure what is free."""
+        kernels.default_allocator(self.device).trim()
+
     def exact(self, array: NDArray[Any], dtype: Any, tag: str = "input") -> kernels.Tensor:
         """Uploads the array in numpy's `dtype`, not converted to the placement's: indices, and
         tables that stay in fp32."""

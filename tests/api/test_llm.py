@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import threading
@@ -12,8 +13,9 @@ from typing import Any
 import fusewire
 import numpy as np
 import pytest
-from fusewire import LLM, SamplingParams
+from fusewire import LLM, SamplingParams, kernels
 from fusewire.api.outputs import IncompleteOutputs
+from fusewire.api.turns import Turns
 from fusewire.engine.finished import Finished
 from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
@@ -123,6 +125,31 @@ def test_a_closed_one_says_so(folder: Path) -> None:
         llm.generate("a")
 
 
+def test_its_memory_is_free_for_others_once_it_is_closed_or_dropped(folder: Path) -> None:
+    allocator, threads = kernels.default_allocator("cpu"), threading.active_count()
+
+    def held() -> tuple[float, float]:
+        """In use, and taken from the system, in caches of a model here."""
+        stats = allocator.stats()
+        return stats["allocated_bytes"] / (64 << 20), stats["reserved_bytes"] / (64 << 20)
+
+    gc.collect()  # models of other tests
+    allocator.trim()
+    least = tuple(before + 0.1 for before in held())  # threads' buffers stay
+    with LLM(folder, device="cpu", kv_cache_mib=64) as llm:
+        llm.generate("a", max_new_tokens=2)
+        assert held() > (least[0] + 0.8, least[1] + 0.8)
+    assert held() < least  # although `llm` is still known here
+    assert held()[1] < least[1]
+    llm.close()
+    dropped = LLM(folder, device="cpu", kv_cache_mib=64)
+    dropped.generate("a", max_new_tokens=2)
+    assert held() > least
+    del dropped
+    assert held() < least
+    assert threading.active_count() == threads
+
+
 def test_several_texts_and_log_probabilities(llm: LLM) -> None:
     params = SamplingParams(
         n=2, best_of=3, temperature=1.0, seed=5, max_tokens=4, ignore_eos=True, logprobs=2
@@ -217,6 +244,38 @@ def test_threads_share_one_engine(llm: LLM) -> None:
         thread.join()
     for thread, outputs in found.items():
         assert [output.prompt for output in outputs] == [f"{thread} {n}" for n in range(20)]
+
+
+def test_a_thread_does_not_wait_for_the_end_of_anothers_list(folder: Path) -> None:
+    """Whoever finds no room has the next one, and not the thread whose request ends."""
+    with LLM(folder, device="cpu", max_sequences=1, max_waiting=1) as llm:
+        ask = {"max_new_tokens": 4, "ignore_eos": True}
+        long = threading.Thread(target=llm.generate, args=(["Once"] * 1000,), kwargs=ask)
+        long.start()
+        while not llm.engine.counts().running:
+            pass
+        outputs = llm.generate([f"{n}" for n in range(20)], **ask)
+        waits = long.is_alive()
+        long.join()
+    assert [output.prompt for output in outputs] == [f"{n}" for n in range(20)]
+    assert waits
+
+
+def test_who_waited_longest_is_next_until_it_has_given_or_leaves() -> None:
+    turns, first, second = Turns(), Finished(), Finished()
+    turns.found_no_room(first, gave=False)
+    assert turns.may_give(first)
+    assert not turns.may_give(second)
+    assert first.get_nowait() is None  # woken, to look for room
+    turns.found_no_room(first, gave=False)  # there was none: it is still the first
+    assert not turns.may_give(second)
+    turns.found_no_room(first, gave=True)
+    assert turns.may_give(second)
+    assert not turns.may_give(first)
+    turns.leave(second)
+    assert turns.may_give(first)
+    turns.leave(first)
+    assert turns.may_give(second)
 
 
 def test_its_reader_wakes_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,9 +131,8 @@ class LLM(GeneratingModel):
                 outputs of the others.
         """
         many = _prompts(prompts)
-        return answers(
-            self.engine, many, _parameters(sampling_params, parameters, len(many)), shown=use_tqdm
-        )
+        asked = _parameters(sampling_params, parameters, len(many))
+        return answers(self.engine, self._turns, many, asked, shown=use_tqdm)
 
     def chat(
         self,
@@ -184,7 +183,7 @@ class LLM(GeneratingModel):
             except InvalidInput as error:
                 raise error.at(f"{MESSAGES}[{index}]") from None
         asked = _parameters(sampling_params, parameters, len(prompts))
-        return answers(self.engine, prompts, asked, shown=use_tqdm, field=MESSAGES)
+        return answers(self.engine, self._turns, prompts, asked, shown=use_tqdm, field=MESSAGES)
 
     @cached_property
     def _chat(self) -> Chat:

@@ -15,10 +15,11 @@ from fusewire.api.outputs import (
     prompt_logprobs,
 )
 from fusewire.api.progress import REFRESH_S, ProgressBar
+from fusewire.api.turns import Turns
 from fusewire.engine.finished import Finished, Pending
 from fusewire.engine.generation import GenerationEngine, Ticket
 from fusewire.engine.prompt_logprobs import PromptLogprobs
-from fusewire.errors import FusewireError, InvalidInput, QueueFull, Unavailable
+from fusewire.errors import FusewireError, InvalidInput, QueueFull
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import AudioFeatures, read_prompt
 from fusewire.generation.prompt import Prompt as CheckedPrompt
@@ -34,21 +35,20 @@ _TOGETHER = 128
 
 def answers(
     engine: GenerationEngine,
+    turns: Turns,
     prompts: Sequence[str | Sequence[int] | Unread],
     requested: Sequence[dict[str, Any]],
     *,
     shown: bool,
     field: str = "",
 ) -> list[RequestOutput]:
-    """Returns outputs in the order of `prompts`. `requested`: the parameters of each. Raises
-    InvalidInput if nothing was computed, or IncompleteOutputs after everything was; both name
-    `field` (default: the prompts)."""
-    if engine.closed:
-        raise Unavailable("model: got a call after it was closed, wanted one before; open it again")
+    """Returns outputs in the order of `prompts`. `turns`: one for all calls with this engine.
+    `requested`: the parameters of each. Raises InvalidInput if nothing was computed, or
+    IncompleteOutputs after everything was; both name `field` (default: the prompts)."""
     work = _checked(engine, prompts, requested, field)
     found: list[RequestOutput | None] = [None] * len(prompts)
     finished = Finished()
-    giving = _Giving(engine, work, finished)
+    giving = _Giving(engine, turns, work, finished)
     running, errors = giving.running, giving.errors
     inputs = outputs = 0
     try:
@@ -72,6 +72,7 @@ def answers(
                 done = giving.given - len(running)
                 bar.update(done, input_tokens=inputs, output_tokens=outputs + live)
     finally:
+        turns.leave(finished)
         for ticket, _ in running.values():  # interrupted
             ticket.cancel()
     if not errors:
@@ -122,6 +123,7 @@ class _Giving:
     def __init__(
         self,
         engine: GenerationEngine,
+        turns: Turns,
         work: Sequence[tuple[CheckedPrompt | Unread, GenerationParameters]],
         finished: Finished,
     ) -> None:
@@ -129,6 +131,7 @@ class _Giving:
         self.errors: dict[int, FusewireError] = {}  # of prompts that are never admitted
         self.given = 0
         self._engine = engine
+        self._turns = turns
         self._work = work
         self._finished = finished
         # At most as many audio inputs wait as run, which suffices to always have a next one.
@@ -137,15 +140,19 @@ class _Giving:
 
     def give(self) -> bool:
         """Submits work for a moment. Returns whether the engine may admit more."""
-        until = time.monotonic() + REFRESH_S
+        until, given = time.monotonic() + REFRESH_S, self.given
         together = _TOGETHER if self._engine.log_mel is None else 1  # audio takes long to read
         while self._left:
             if time.monotonic() > until:
                 return True
+            if not self._turns.may_give(self._finished):
+                return False
             with self._engine.together():
                 for _ in range(together):
                     if self._left and not self._give_one():
+                        self._turns.found_no_room(self._finished, gave=self.given > given)
                         return False
+        self._turns.leave(self._finished)
         return False
 
     @property
@@ -180,7 +187,8 @@ def _ended(finished: Finished, wait_s: float) -> list[Pending]:
         first = finished.get(timeout=wait_s) if wait_s else finished.get_nowait()
     except queue.Empty:
         return []
-    return [first, *(finished.get_nowait() for _ in range(finished.qsize()))]
+    found = [first, *(finished.get_nowait() for _ in range(finished.qsize()))]
+    return [each for each in found if each is not None]
 
 
 def _output(

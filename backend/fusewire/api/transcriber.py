@@ -19,6 +19,7 @@ from fusewire.audio import AudioReader
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.prompt import AudioFeatures
 from fusewire.generation.speech_words import Word, timed_words
+from fusewire.text.tokenizer import Tokenizer
 
 Audio = bytes | str | Path | BinaryIO | NDArray[np.float32]
 _FIELD = "audio"
@@ -159,9 +160,10 @@ class Transcriber(GeneratingModel):
             except InvalidInput as error:
                 raise error.at(f"{_FIELD}[{index}]") from None
         requested = [asked] * len(unread)
-        timed = bool(self.engine.parameters(**asked).return_timestamps)
-        outputs = answers(self.engine, unread, requested, shown=use_tqdm, field=_FIELD)
-        return [self._transcript(output, timed=timed) for output in outputs]
+        engine = self.engine
+        timed = bool(engine.parameters(**asked).return_timestamps)
+        outputs = answers(engine, self._turns, unread, requested, shown=use_tqdm, field=_FIELD)
+        return [_transcript(output, engine.tokenizer, timed=timed) for output in outputs]
 
     def _features(self, audio: Any) -> AudioFeatures:
         if isinstance(audio, np.ndarray):
@@ -171,19 +173,20 @@ class Transcriber(GeneratingModel):
             heard = self._reader.file(data, _FIELD)
         return AudioFeatures(heard.features, heard.frames)
 
-    def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:
-        best, tokenizer = output.outputs[0], self.engine.tokenizer
-        segments = [
-            SpokenSegment(
-                each.start,
-                each.end,
-                tokenizer.decode(list(each.token_ids)),
-                timed_words(each, output.language, tokenizer.decode_as_spelled),
-                **({} if each.window is None else asdict(each.window)),
-            )
-            for each in best.segments or ()
-        ]
-        return Transcript(best.text, output.language, segments if timed else None, output)
+
+def _transcript(output: RequestOutput, tokenizer: Tokenizer, *, timed: bool) -> Transcript:
+    best = output.outputs[0]
+    segments = [
+        SpokenSegment(
+            each.start,
+            each.end,
+            tokenizer.decode(list(each.token_ids)),
+            timed_words(each, output.language, tokenizer.decode_as_spelled),
+            **({} if each.window is None else asdict(each.window)),
+        )
+        for each in best.segments or ()
+    ]
+    return Transcript(best.text, output.language, segments if timed else None, output)
 
 
 def _is_file(audio: object) -> bool:

@@ -50,8 +50,9 @@ class Pending:
         return [*found]
 
 
-class Finished(queue.SimpleQueue[Pending]):
-    """Requests that were submitted with its callback come out of `get` when they have ended."""
+class Finished(queue.SimpleQueue[Pending | None]):
+    """Requests that were submitted with its callback come out of `get` when they have ended; None
+    when it was woken."""
 
     def callback(self, pending: Pending) -> Callable[[Delta | FusewireError], None]:
         def on_event(event: Delta | FusewireError) -> None:
@@ -59,3 +60,7 @@ class Finished(queue.SimpleQueue[Pending]):
                 self.put(pending)
 
         return on_event
+
+    def wake(self) -> None:
+        """Ends a wait for requests. From any thread."""
+        self.put(None)

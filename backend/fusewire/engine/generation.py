@@ -115,7 +115,6 @@ class GenerationEngine:
         check_beams(self.folder, self.parameters(), self.limits, scheduler.check)
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
         costs = CostTable(max_batch_tokens=settings.max_batch_tokens)
-        self.closed = False
         self._admission = Admission(
             settings.max_sequences,
             settings.max_waiting,
@@ -306,7 +305,6 @@ class GenerationEngine:
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets running ones continue for `drain_seconds`, cancels the rest,
         and returns when each has its last event."""
-        self.closed = True
         self._admission.close()
         atexit.unregister(self.close)
         self._thread.close(drain_seconds)
