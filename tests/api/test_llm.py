@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,6 +149,29 @@ def test_its_memory_is_free_for_others_once_it_is_closed_or_dropped(folder: Path
     del dropped
     assert held() < least
     assert threading.active_count() == threads
+
+
+def test_one_that_is_collected_in_its_own_thread_is_closed_by_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector runs in any thread; this one cannot wait for its own end."""
+    llm = LLM(folder, device="cpu", kv_cache_mib=64)
+    llm.itself = llm  # type: ignore[attr-defined] # so that only the collector finds it
+    own, faults = llm.engine._thread, []
+    monkeypatch.setattr(sys, "unraisablehook", faults.append)
+
+    def collect() -> None:
+        gc.collect()
+
+    gc.disable()
+    try:
+        del llm
+        own.call(collect)
+    finally:
+        gc.enable()
+    own._thread.join(60)
+    assert not own._thread.is_alive()
+    assert not faults
 
 
 def test_several_texts_and_log_probabilities(llm: LLM) -> None:

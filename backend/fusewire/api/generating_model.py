@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, Self
 from weakref import finalize
@@ -26,7 +27,7 @@ class GeneratingModel:
         self._opened = [engine]  # empty once closed
         self._turns = Turns()
         # At the program's end the engine closes itself, while there are still threads.
-        finalize(self, _close, self._opened).atexit = False
+        finalize(self, _drop, self._opened).atexit = False
         known = engine.model.vocab_size if engine.speech else engine.limits.prompt_vocab_size
         warn_of_unknown_tokens(model, engine.tokenizer, known)
 
@@ -47,6 +48,15 @@ class GeneratingModel:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _drop(opened: list[GenerationEngine]) -> None:
+    """Closes the engine of an object that is no more. Garbage is collected in any thread; in the
+    engine's own, which may hold its locks and cannot wait for itself, another one closes it."""
+    if opened and opened[0].runs_here:
+        threading.Thread(target=_close, args=(opened,), name="close", daemon=True).start()
+    else:
+        _close(opened)
 
 
 def _close(opened: list[GenerationEngine]) -> None:

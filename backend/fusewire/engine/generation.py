@@ -302,6 +302,11 @@ class GenerationEngine:
         waits = self._loop.queue_seconds
         return [waits.popleft() for _ in range(len(waits))]
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the engine's own."""
+        return self._thread.runs_here
+
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets running ones continue for `drain_seconds`, cancels the rest,
         and returns when each has its last event."""

@@ -37,6 +37,11 @@ class GenerationThread:
         self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
         self._thread.start()
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is this one."""
+        return threading.current_thread() is self._thread
+
     def add(
         self, generation: Generation, sequence: GenerationSequence, *, goes_on: bool
     ) -> Callable[[], None]:
