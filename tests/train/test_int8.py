@@ -24,6 +24,7 @@ from tests.reference import tiny_checkpoint
 from tests.tolerance import MODEL_FP32
 
 SEQUENCES = random_ids((9, 1, 33))
+GATED = "dinov2 with a gated feed-forward"
 CLIP = (transformers.CLIPVisionModelWithProjection, transformers.CLIPVisionConfig(**DENSE))
 
 
@@ -184,9 +185,10 @@ def test_no_rows_give_none(tmp_path: Path) -> None:
     assert int8_layers(model)["layers"][0][0](torch.zeros(0, 45)).shape == (0, 70)
 
 
-@pytest.mark.parametrize("name", ["vit", "dinov2", "clip"])
+@pytest.mark.parametrize("name", ["vit", "dinov2", GATED, "clip"])
 def test_an_encoder_of_images_is_served_as_it_was_trained(tmp_path: Path, name: str) -> None:
-    """DINOv2's layer scales and CLIP's quick GELU are factors of matrices, whose integers stay."""
+    """DINOv2's layer scales and CLIP's quick GELU are factors of matrices, whose integers stay.
+    transformers stores the gate and up projection as one matrix."""
     task = "embed" if name == "clip" else "label"
     kind, config = CLIP if name == "clip" else LABELS[name]
     model = int8_layers(saved(tmp_path / "before", kind, config))
@@ -200,3 +202,18 @@ def test_an_encoder_of_images_is_served_as_it_was_trained(tmp_path: Path, name: 
         output = model(torch.from_numpy(np.stack(images)))
     theirs = output.image_embeds if name == "clip" else output.logits
     assert np.median(np.abs(ours - theirs.numpy()).max(1)) <= MODEL_FP32
+
+
+def test_of_matrices_that_are_stored_as_one_none_is_skipped_alone(tmp_path: Path) -> None:
+    parts = [f"dinov2.encoder.layer.0.mlp.{name}_proj" for name in ("gate", "up")]
+    model = int8_layers(saved(tmp_path / "before", *LABELS[GATED]), skip=parts[1:])
+    with pytest.raises(
+        ConfigurationError, match=r"got a part of .*layer\.0\.mlp.* in int8, wanted"
+    ):
+        save_int8(model, tmp_path / "after")
+    assert not (tmp_path / "after").exists()
+    save_int8(int8_layers(model, skip=parts), tmp_path / "after")
+    place = Placement("cpu")
+    load_image_model(tmp_path / "after", "label", place)
+    in_fp32 = [name for name, form in place.formats.items() if form == "float32"]
+    assert in_fp32 == ["encoder.layer.0.mlp.weights_in"]
