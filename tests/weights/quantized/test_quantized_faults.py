@@ -307,6 +307,15 @@ WRONG = [
     ("dynamic", FORMATS["gptq"].config | {"dynamic": {"+:.*down": {"bits": 8}}}),
     ("rotation", FORMATS["gptq"].config | {"rotation": "hadamard"}),
     ("extra_config", FORMATS["auto-round"].config | {"extra_config": {"lm_head": {"bits": 8}}}),
+    (
+        "extra_config",
+        FORMATS["auto-round"].config | {"extra_config": {"lm_head": {"group_size": 8}}},
+    ),
+    (
+        "extra_config",
+        FORMATS["auto-round"].config | {"extra_config": {"x": {"data_type": "mx_fp"}}},
+    ),
+    ("extra_config", FORMATS["auto-round"].config | {"extra_config": {"lm_head": None}}),
     ("packing_format", FORMATS["auto-round"].config | {"packing_format": "auto_round:marlin"}),
     ("data_type", FORMATS["auto-round"].config | {"data_type": "mx_fp"}),
     ("bits", FORMATS["awq"].config | {"bits": 8}),

@@ -139,13 +139,26 @@ def _groups(inputs: int, size: int) -> int:
 def _check_exceptions(settings: Settings) -> None:
     """Raises CheckpointError if some modules are quantised differently from the rest: GPTQModel's
     `dynamic` (a pattern with a minus names modules that are not quantised) and AutoRound's
-    `extra_config` (16 bits or more: not quantised)."""
+    `extra_config` (16 bits or more: not quantised; a quantised head is named with the settings that
+    all have)."""
     dynamic = settings.values.get("dynamic") or {}
     if not isinstance(dynamic, dict) or not all(key.startswith("-:") for key in dynamic):
         raise settings.fault("dynamic", "patterns of modules that are not quantised (`-:`)")
     extra = settings.values.get("extra_config") or {}
+    of_all = {"data_type": "int"} | dict(settings.values)
     if not isinstance(extra, dict) or not all(
-        isinstance(each, dict) and type(each.get("bits")) is int and each["bits"] >= 16
+        isinstance(each, dict) and (_is_plain(each) or _is_like(each, of_all))
         for each in extra.values()
     ):
-        raise settings.fault("extra_config", "modules of 16 bits or more")
+        wanted = "modules of 16 bits or more, or with the bits and group_size of all others"
+        raise settings.fault("extra_config", wanted)
+
+
+def _is_plain(module: dict[str, Any]) -> bool:
+    return type(module.get("bits")) is int and module["bits"] >= 16
+
+
+def _is_like(module: dict[str, Any], of_all: dict[str, Any]) -> bool:
+    """Whether weights are stored in the same way; symmetric ones have zero points too."""
+    keys = ("bits", "group_size", "data_type")
+    return all(module[key] == of_all.get(key) for key in keys if key in module)
