@@ -295,6 +295,7 @@ def weights_of(name: str, **changes: object) -> dict:
     return config
 
 
+AWQ_WITHOUT_VERSION = {k: v for k, v in FORMATS["awq"].config.items() if k != "version"}
 WRONG = [
     ("bits", FORMATS["gptq"].config | {"bits": 3}),
     ("bits", FORMATS["gptq"].config | {"bits": "4"}),
@@ -320,6 +321,7 @@ WRONG = [
     ("data_type", FORMATS["auto-round"].config | {"data_type": "mx_fp"}),
     ("bits", FORMATS["awq"].config | {"bits": 8}),
     ("version", FORMATS["awq"].config | {"version": "gemv"}),
+    ("format", AWQ_WITHOUT_VERSION | {"format": "llm-awq"}),
     ("zero_point", FORMATS["awq"].config | {"zero_point": False}),
     ("modules_to_not_convert", FORMATS["awq"].config | {"modules_to_not_convert": "lm_head"}),
     ("fmt", FORMATS["fp8-inverse"].config | {"fmt": "e5m2"}),

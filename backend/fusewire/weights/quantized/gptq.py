@@ -101,7 +101,8 @@ class Awq:
         group_size = "group_size" if "group_size" in settings.values else "q_group_size"
         self._group_size = settings.group_size(group_size)
         settings.choice("zero_point", (True,), True)
-        settings.choice("version", ("gemm", "GEMM"), "gemm")
+        version = "format" if "version" not in settings.values else "version"  # as transformers
+        settings.choice(version, ("gemm", "GEMM"), "gemm")
         settings.names("modules_to_not_convert")
         _check_exceptions(settings)
 
