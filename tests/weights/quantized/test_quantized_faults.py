@@ -21,7 +21,15 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.tiny_decoders import tiny_decoder
 from tests.reference import edit_config
-from tests.weights.quantized.writers import FORMATS, Format, Layer, gptq, quantise, write_layer
+from tests.weights.quantized.writers import (
+    FORMATS,
+    Format,
+    Layer,
+    gptq,
+    int_quantized,
+    quantise,
+    write_layer,
+)
 
 SHAPE = (32, 32)
 Tensors = dict[str, torch.Tensor]
@@ -147,6 +155,16 @@ def test_a_group_out_of_range_is_named(tmp_path, name, part, value):
     tensors = layer(tmp_path, name)
     tensors[f"layer.{part}"] = with_first(value)(tensors[f"layer.{part}"])
     with pytest.raises(CheckpointError, match=rf"{part}': got {value}, wanted groups in 0\.\.1;"):
+        opened(tmp_path, tensors)
+
+
+@pytest.mark.parametrize("part", ["weight", "weight_zero_point"])
+@pytest.mark.parametrize("value", [-9, 8])
+def test_integers_in_bytes_that_are_not_of_4_bits_are_named(tmp_path, part, value):
+    layer = write_layer(tmp_path, int_quantized(bits=4, symmetric=False), np.eye(*SHAPE, dtype="f"))
+    layer.tensors[part][3] = value
+    tensors = {f"layer.{name}": tensor for name, tensor in layer.tensors.items()}
+    with pytest.raises(CheckpointError, match=rf"{part}': got {value}, wanted integers of 4 bits"):
         opened(tmp_path, tensors)
 
 

@@ -87,6 +87,13 @@ class Module:
         whole = {"I8": np.int8, "I32": np.int32, "I64": np.int64}[tensor.dtype]
         return tensor.data.view(whole).reshape(tensor.shape)
 
+    def check_4_bits(self, name: str) -> None:
+        """Raises CheckpointError unless the part's integers, in bytes, are in -8..7."""
+        integers = self.integers(name)
+        if integers.min() < -8 or integers.max() > 7:
+            got = integers.min() if integers.min() < -8 else integers.max()
+            raise self.fault(name, got, "integers of 4 bits, in -8..7")
+
     def float8(self, name: str, shape: tuple[int, int]) -> Codes:
         """Returns the part's E4M3 codes. Raises CheckpointError if one of them is NaN."""
         codes = self.parts[name].data.reshape(shape)
