@@ -87,6 +87,15 @@ def test_autoround_packs_as_gptq_where_it_does_not_say(tmp_path):
     np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("packing", ["auto_round", "auto_round:gptqmodel"])
+def test_autorounds_own_packing_has_zero_points_as_they_are(tmp_path, bits, packing):
+    form = gptq(bits, symmetric=False, version="gptq_v2", method="auto-round")
+    form.config["packing_format"] = packing
+    layer = write_layer(tmp_path, form, random_weight())
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
+
+
 @pytest.mark.parametrize("alias", [True, "dynamic"])
 def test_an_order_by_activations_has_other_names(tmp_path, alias):
     form = pack_quantized(act_order=True)

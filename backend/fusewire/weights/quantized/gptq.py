@@ -33,14 +33,15 @@ class Gptq:
     unneeded: frozenset[str] = frozenset()
     input_scales: tuple[str, ...] = ()
 
-    def __init__(self, settings: Settings, model_type: Any) -> None:
+    def __init__(self, settings: Settings, model_type: Any, version: str) -> None:
+        """`version`: of the packing, gptq or gptq_v2, if the settings do not name it."""
         self._bits = settings.choice("bits", (2, 4, 8))
         self._group_size = settings.group_size("group_size")
         self._act_order = settings.choice("desc_act", (False, True), False)
         settings.choice("sym", (False, True), True)
         settings.choice("pack_dtype", ("int32",), "int32")
         key = "checkpoint_format" if "checkpoint_format" in settings.values else "format"
-        version = settings.choice(key, ("gptq", "gptq_v2"), "gptq")
+        version = settings.choice(key, ("gptq", "gptq_v2"), version)
         # Added to the words of qzeros: version 1 stores each code less 1, with borrows.
         ones = sum(1 << at for at in range(0, 32, self._bits))
         self._stored_less = np.uint32(ones if version == "gptq" else 0)
