@@ -242,19 +242,13 @@ class Weights:
         return self._place.floats(self._stored(name), name)
 
 
-def _positive(weight: StoredCodes) -> StoredCodes | None:
-    """Returns the weight with the signs of scales of rows in the codes, as kernels take no negative
-    ones; None if a code to negate is int8's -128."""
+def _positive(weight: StoredCodes) -> StoredCodes:
+    """Returns the weight with the signs of float8 rows' scales in their codes."""
     negative = weight.scales < 0
-    if not negative.any():
+    if weight.format == "int8" or not negative.any():
         return weight
     codes = weight.codes.copy()
-    if weight.format == "int8":
-        if (codes[negative] == 128).any():
-            return None
-        codes[negative] = -codes[negative]  # modulo 256, as in two's complement
-    else:
-        codes[negative] ^= 128
+    codes[negative] ^= 128
     return weight._replace(codes=codes, scales=np.abs(weight.scales))
 
 

@@ -130,7 +130,7 @@ def test_a_part_of_another_shape_is_an_error(tmp_path, name, part):
 def test_a_scale_that_cannot_be_is_named(tmp_path, name, part, value):
     tensors = layer(tmp_path, name)
     tensors[f"layer.{part}"] = with_first(value)(tensors[f"layer.{part}"])
-    if value == -0.5 and FORMATS[name].config["quant_method"] in ("gptq", "auto-round", "awq"):
+    if value == -0.5 and "fp8" not in name and part != "input_scale":
         assert np.isfinite(opened(tmp_path, tensors)).all()  # AutoRound's may be negative
         return
     wanted = rf"tensor 'layer\.{part}': got {value}, wanted finite and .*; download"

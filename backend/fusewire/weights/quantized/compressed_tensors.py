@@ -153,7 +153,8 @@ class CompressedTensors:
         return QuantizedWeight(
             codes,
             values,
-            module.scales("weight_scale").reshape(grid),
+            # Those of AutoRound's integers may be negative.
+            module.scales("weight_scale", negative=not scheme.is_float).reshape(grid),
             None if scheme.symmetric else _zeros(module, scheme, grid),
             block_rows,
             groups,
