@@ -64,7 +64,8 @@ void find_scales(float* scales, const float* given, const PanelSource<float>& fr
 
 void find_scales(float* scales, const float* given, const PanelSource<int8_t>& from) {
   for (int64_t row = 0; row < from.rows; ++row) {
-    scales[row] = given[row] >= 0.0f && given[row] <= __FLT_MAX__ ? given[row] : __builtin_nanf("");
+    const bool finite = given[row] >= -__FLT_MAX__ && given[row] <= __FLT_MAX__;
+    scales[row] = finite ? given[row] : __builtin_nanf("");
   }
 }
 

@@ -21,7 +21,14 @@ from tests.places import CPU_TARGETS, GPU_FP32, GPU_HALVES
 from tests.reference import tiny_checkpoint
 from tests.tolerance import INT4_VERSUS_DEQUANTISED
 from tests.weights.quantized import writers
-from tests.weights.quantized.writers import Format, awq, gptq, pack_quantized, quantise
+from tests.weights.quantized.writers import (
+    Format,
+    awq,
+    gptq,
+    int_quantized,
+    pack_quantized,
+    quantise,
+)
 
 PLACES = pytest.mark.parametrize("place", [*CPU_TARGETS, *GPU_HALVES], indirect=True)
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
@@ -36,6 +43,8 @@ FORMS = {
     "pack": pack_quantized(group_size=32, symmetric=False),
     "pack-act-order": pack_quantized(group_size=32, symmetric=False, act_order=True),
     "pack-channel": pack_quantized(group_size=-1),
+    "bytes": int_quantized("group", bits=4, group_size=32, symmetric=False),
+    "bytes-channel": int_quantized(bits=4),
 }
 
 

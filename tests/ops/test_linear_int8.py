@@ -122,10 +122,11 @@ def test_scales_may_be_given(place: Placement, rng: np.random.Generator):
 def test_integers_may_be_given_themselves(
     place: Placement, transposed: bool, rng: np.random.Generator
 ):
-    """Each output has its own scale, of any magnitude."""
+    """Each output has its own scale, of any magnitude and sign."""
     o = Operands(place, "dense")
     for n, inner in [(1, 1), (33, 17), (70, 45), (97, 770)]:
-        integers, scales = rng.integers(-128, 128, (n, inner)), np.exp(5 * normal(rng, n))
+        integers = rng.integers(-128, 128, (n, inner))
+        scales = np.exp(5 * normal(rng, n)) * rng.choice([-1, 1], n).astype(np.float32)
         stored = np.ascontiguousarray(integers.T if transposed else integers)
         linear = k.Linear(
             k.Tensor.from_numpy(stored.astype(np.int8).view(np.uint8)),
@@ -152,7 +153,7 @@ def test_integers_need_scales_that_are_numbers(place: Placement):
         given = None if scales is None else place.floats(np.array(scales, np.float32))
         with pytest.raises(k.Error, match=message):
             k.Linear(numbers, None, place.stream, format=format_, scales=given)
-    odd = place.floats(np.array([-1, np.nan, np.inf, 2], np.float32))
+    odd = place.floats(np.array([-np.inf, np.nan, np.inf, 2], np.float32))
     linear = k.Linear(numbers, None, place.stream, format="int8", scales=odd)
     (got,) = run(Operands(place, "dense"), np.ones((1, 8), np.float32), linear)
     assert np.isnan(got[:3]).all()

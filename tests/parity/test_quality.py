@@ -28,7 +28,7 @@ from tests.models.tiny_decoders import tiny_decoder
 from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.reference import SENTENCES, save_tokenizer, tiny_checkpoint, tiny_tokenizer
 from tests.tolerance import MODEL_FP32
-from tests.weights.quantized.writers import gptq, quantise, w8a8
+from tests.weights.quantized.writers import block_fp8, gptq, pack_quantized, quantise, w8a8
 
 PAIRS = [
     ("A man is playing a guitar.", "Someone plays the guitar.", 4.2),
@@ -255,6 +255,28 @@ def test_fp32_of_a_quantised_folder_is_dequantised(tmp_path, form, stored, least
     found = parity(tmp_path, against="fp32", sequences=2)
     assert found.dtype == f"float32 ({stored} weights)"
     assert least < found.largest < most
+
+
+@pytest.mark.parametrize(
+    ("form", "rounded"),
+    [
+        (w8a8(), True),
+        (w8a8("channel", "float"), True),
+        (gptq(), False),
+        (pack_quantized(), False),
+        (block_fp8(), False),
+    ],
+)
+def test_folders_of_rounded_activations_have_no_tolerance_of_their_own(
+    tmp_path, monkeypatch, form, rounded
+):
+    """Of ours, or of transformers with the package of the format, for which fusewire in fp32 stands
+    here."""
+    quantise(tmp_path, tiny_decoder(tmp_path, "llama", num_hidden_layers=1), form)
+    monkeypatch.setitem(REFERENCES, "transformers", REFERENCES["fp32"])
+    found = parity(tmp_path)
+    assert found.passed
+    assert list(found.allowed) == ([] if rounded else ["logits"])
 
 
 def test_matrices_that_are_left_out_cost_nothing(tmp_path):

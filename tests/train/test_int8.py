@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from fusewire.errors import ConfigurationError, Unsupported
-from fusewire.models import load_decoder, load_model
+from fusewire.models import load_decoder, load_image_model, load_model
 from fusewire.placement import Placement
 from fusewire.train import Adam, Int8Conv1D, Int8Linear, int8_layers, replace, save_int8
 from torch import nn
@@ -16,12 +17,15 @@ from transformers.pytorch_utils import Conv1D
 
 from tests.models.oracle import fusewire_answers, random_sequences, transformers_answers
 from tests.models.paged_texts import logits_in_pieces
+from tests.models.test_image_models import DENSE, LABELS, pixels, saved
 from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_logits
 from tests.ops import int8
 from tests.reference import tiny_checkpoint
 from tests.tolerance import MODEL_FP32
 
 SEQUENCES = random_ids((9, 1, 33))
+GATED = "dinov2 with a gated feed-forward"
+CLIP = (transformers.CLIPVisionModelWithProjection, transformers.CLIPVisionConfig(**DENSE))
 
 
 def dequantised(rounded: int8.Rounded) -> np.ndarray:
@@ -179,3 +183,37 @@ def test_modules_that_change_their_class_after_replace_are_refused(tmp_path: Pat
 def test_no_rows_give_none(tmp_path: Path) -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(45, 70))])})
     assert int8_layers(model)["layers"][0][0](torch.zeros(0, 45)).shape == (0, 70)
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", GATED, "clip"])
+def test_an_encoder_of_images_is_served_as_it_was_trained(tmp_path: Path, name: str) -> None:
+    """DINOv2's layer scales and CLIP's quick GELU are factors of matrices, whose integers stay.
+    transformers stores the gate and up projection as one matrix."""
+    task = "embed" if name == "clip" else "label"
+    kind, config = CLIP if name == "clip" else LABELS[name]
+    model = int8_layers(saved(tmp_path / "before", kind, config))
+    save_int8(model, tmp_path / "after")
+    place = Placement("cpu")
+    served = load_image_model(tmp_path / "after", task, place)
+    assert set(place.formats.values()) == {"int8"}
+    images = pixels(*[(42, 42)] * 7)
+    ours = served.results(served.encode(images))
+    with torch.no_grad():
+        output = model(torch.from_numpy(np.stack(images)))
+    theirs = output.image_embeds if name == "clip" else output.logits
+    assert np.median(np.abs(ours - theirs.numpy()).max(1)) <= MODEL_FP32
+
+
+def test_of_matrices_that_are_stored_as_one_none_is_skipped_alone(tmp_path: Path) -> None:
+    parts = [f"dinov2.encoder.layer.0.mlp.{name}_proj" for name in ("gate", "up")]
+    model = int8_layers(saved(tmp_path / "before", *LABELS[GATED]), skip=parts[1:])
+    with pytest.raises(
+        ConfigurationError, match=r"got a part of .*layer\.0\.mlp.* in int8, wanted"
+    ):
+        save_int8(model, tmp_path / "after")
+    assert not (tmp_path / "after").exists()
+    save_int8(int8_layers(model, skip=parts), tmp_path / "after")
+    place = Placement("cpu")
+    load_image_model(tmp_path / "after", "label", place)
+    in_fp32 = [name for name, form in place.formats.items() if form == "float32"]
+    assert in_fp32 == ["encoder.layer.0.mlp.weights_in"]

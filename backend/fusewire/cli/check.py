@@ -95,7 +95,8 @@ def check(
             metavar="X",
             help="Largest absolute difference that passes. Default: in fp32 1e-4, or 2^-16 of the "
             "largest result if that is more; in fp16 and bf16 twice the difference of transformers "
-            "from itself in fp32, plus rounding; none with one of the following, or against fp32.",
+            "from itself in fp32, plus rounding; none with one of the following, against fp32, or "
+            "with weights, activations or a KV cache in fewer bits (also bfloat16 on the CPU).",
             rich_help_panel=_QUALITY,
         ),
     ] = None,

@@ -155,25 +155,27 @@ class Weights:
 
     def _codes(self, dense: Dense) -> StoredCodes | None:
         """Returns the codes and scales of all names stacked; None if one of them has none or has
-        another format, or if the weights have to be changed."""
-        if dense.averaged or dense.row_scale or dense.weight_scale != 1:
-            return None
+        another format, or if factors of the weight do not fit its scales."""
         stored = [self._checkpoint.codes(f"{name}.weight") for name in dense.names]
         parts = [part for part in stored if part is not None]
         whole = joined(parts) if len(parts) == len(stored) else None
-        if whole is None or not dense.by_head:
-            return whole
-        if whole.format == BLOCKS:
+        if whole is None or dense.averaged:
             return None
+        if whole.format == BLOCKS:  # scales of blocks, not of rows
+            changed = dense.by_head or dense.row_scale or dense.weight_scale != 1
+            return None if changed else whole
+        if whole.input_scale and dense.weight_scale != 1:
+            return None  # the factor may undo one of the input, which its scale does not know of
         codes, scales = (_regrouped(each, dense) for each in (whole.codes, whole.scales))
-        return whole._replace(codes=codes, scales=scales)
+        return _positive(
+            whole._replace(codes=codes, scales=self._scaled(scales, dense, dense.weight_scale))
+        )
 
     def _of_int4(self, dense: Dense) -> kernels.Linear | None:
         """Returns the weight with the checkpoint's 4-bit codes; None if not all names have such
-        codes with equal groups and order of inputs, if the weights have to be changed, or if the
-        placement does not take 4-bit codes."""
-        changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
-        if changed or not self._place.matrices.has_int4:
+        codes with equal groups and order of inputs, or if the placement does not take 4-bit
+        codes."""
+        if dense.averaged or not self._place.matrices.has_int4:
             return None
         stored = [self._checkpoint.int4(f"{name}.weight") for name in dense.names]
         parts = [part for part in stored if part is not None]
@@ -189,6 +191,7 @@ class Weights:
             _regrouped(np.concatenate(each) if len(each) > 1 else each[0], dense)
             for each in zip(*((p.nibbles, p.scales, p.zeros) for p in parts), strict=True)
         )
+        scales = self._scaled(scales, dense, dense.weight_scale)
         return self._place.int4_linear(
             nibbles, scales, zeros, self._bias(dense), name, stored_so, parts[0].order
         )
@@ -227,13 +230,26 @@ class Weights:
             whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if dense.transposed and kind == "weight":
             whole = whole.T
-        whole = _regrouped(whole, dense)
+        return self._scaled(_regrouped(whole, dense), dense, factor)
+
+    def _scaled(self, by_output: NDArray[Any], dense: Dense, factor: float) -> NDArray[Any]:
+        """Returns values of the outputs, [outputs, ...], times the factors of these."""
         if dense.row_scale:
-            whole = (whole.T * self.fp32(dense.row_scale)).T
-        return whole if factor == 1 else whole * np.float32(factor)
+            by_output = (by_output.T * self.fp32(dense.row_scale)).T
+        return by_output if factor == 1 else by_output * np.float32(factor)
 
     def _vector(self, name: str) -> kernels.Tensor:
         return self._place.floats(self._stored(name), name)
+
+
+def _positive(weight: StoredCodes) -> StoredCodes:
+    """Returns the weight with the signs of float8 rows' scales in their codes."""
+    negative = weight.scales < 0
+    if weight.format == "int8" or not negative.any():
+        return weight
+    codes = weight.codes.copy()
+    codes[negative] ^= 128
+    return weight._replace(codes=codes, scales=np.abs(weight.scales))
 
 
 def _regrouped(whole: NDArray[Any], dense: Dense) -> NDArray[Any]:

@@ -6,7 +6,7 @@ the logits of next tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ __all__ = ["REFERENCES", "Difference", "Floors", "Parity", "parity"]
 
 _SEQUENCES = 8
 _GENERATING = ("generate", "transcribe")
+# Formats of weights whose products round their input.
+_ROUNDING = {"int8", "w4a8", "float8_e4m3", "float8_e4m3_blocks"}
 
 
 def parity(
@@ -65,8 +67,8 @@ def parity(
         texts: A file of texts (`text_files.read_texts`) in place of random sequences.
         pairs: A file of pairs of texts with scores (`text_files.read_pairs`), for the task embed.
         tolerance: Largest absolute difference that passes. Default: that of `Allowance`; none with
-            `floors`, against fp32, or if our side stores weights or keys and values in a narrower
-            format than it computes in.
+            `floors`, against fp32, if our side stores weights or keys and values in a narrower
+            format than it computes in, or if one side rounds activations.
         floors: Requirements in place of the default tolerance.
 
     Raises:
@@ -104,6 +106,7 @@ def parity(
 
     dtype = compared.place.dtype
     exact = compared.place.precision.stores_exactly and kv_cache_dtype == "auto"
+    exact = exact and not _rounds_activations(config, place)
     grants = exact and tolerance is None and not floors.given and against == "transformers"
     # Logits of given texts take too much memory to hold; for random input one model is held at a
     # time.
@@ -145,6 +148,15 @@ def parity(
         *perplexities,
         *correlations,
     )
+
+
+def _rounds_activations(config: Mapping[str, Any], place: Placement) -> bool:
+    """Whether our products round their inputs, or transformers does it, for a folder of
+    compressed-tensors with such settings."""
+    settings = config.get("quantization_config") or config.get("compression_config") or {}
+    groups = settings.get("config_groups") or {}
+    named = any(each.get("input_activations") for each in groups.values())
+    return named or not _ROUNDING.isdisjoint(place.formats.values())
 
 
 def _check(against: str, inputs: dict[str, Any]) -> None:

@@ -12,9 +12,11 @@ import json
 import re
 from collections.abc import Collection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -100,7 +102,8 @@ def save_int8(model: Any, folder: Path | str) -> None:
     as int8 [out_features, in_features] with a scale per output (compressed-tensors, W8A8): the
     served folder gives the model's results. The tokenizer and an image processor are not saved.
     Raises ConfigurationError where no module is one of these, where a parameter is not fp32 on the
-    CPU or not finite, and where `folder` is a file."""
+    CPU or not finite, where one of several matrices that transformers stores as one is skipped, and
+    where `folder` is a file."""
     folder = Path(folder)
     if folder.is_file():  # save_pretrained only logs this
         raise ConfigurationError(
@@ -124,11 +127,12 @@ def save_int8(model: Any, folder: Path | str) -> None:
             "save_int8: got a model without modules in int8, wanted one that int8_layers gave "
             "them; call it, or save_pretrained"
         )
+    scales = {}
     for name, module in found.items():
-        integers, scales = _integers(module.by_output.detach().contiguous())
-        state[f"{name}.weight"] = integers
+        state[f"{name}.weight"], by_row = _integers(module.by_output.detach().contiguous())
         # A row of zeros has the scale 0; the format wants a positive one.
-        state[f"{name}.weight_scale"] = torch.where(scales > 0, scales, 1.0)
+        scales[f"{name}.weight"] = torch.where(by_row > 0, by_row, 1.0)
+    state |= {f"{name}_scale": each for name, each in _joined(model, scales).items()}
     model.save_pretrained(folder, state_dict=state)
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -144,6 +148,30 @@ def save_int8(model: Any, folder: Path | str) -> None:
     }
     config["quantization_config"] = _quantization(sorted(kinds), others)
     path.write_text(json.dumps(config, indent=2))
+
+
+def _joined(model: Any, scales: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the scales of weights by the names of these, or where transformers stores several
+    weights as one (the gate and up projection of DINOv2), by their stored names and joined too.
+    Raises ConfigurationError where a part of one would be in int8."""
+    zeros = {  # for those that are skipped
+        f"{name}.weight": torch.zeros(module.weight.shape[isinstance(module, Conv1D)], 1)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and _OF_A_LAYER.search(name)
+    }
+    given = zeros | scales
+    with TemporaryDirectory() as scratch:
+        model.save_pretrained(scratch, state_dict=given)
+        stored = load_file(Path(scratch) / "model.safetensors")
+    if len(stored) == len(given):
+        return scales
+    for name, each in stored.items():
+        if 0 < torch.count_nonzero(each) < len(each):
+            raise ConfigurationError(
+                f"save_int8: got a part of {name} in int8, wanted all or nothing of what "
+                "transformers stores as one; skip the other modules that read the same input too"
+            )
+    return {name: each for name, each in stored.items() if each.all()}
 
 
 def _check(parameter: Tensor, what: str) -> None:

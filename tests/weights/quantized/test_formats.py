@@ -5,13 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fusewire.errors import CheckpointError
 from fusewire.weights import Checkpoint
 from fusewire.weights.quantized import weight as weight_module
 from fusewire.weights.quantized.weight import Codes, float8_e4m3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.weights.quantized.writers import FORMATS, awq, gptq, pack_quantized, packed, write_layer
+from tests.weights.quantized.writers import (
+    FORMATS,
+    Format,
+    Layer,
+    awq,
+    block_fp8,
+    gptq,
+    pack_quantized,
+    packed,
+    write_layer,
+)
 
 
 def random_weight(rows: int = 80, columns: int = 48, seed: int = 0) -> np.ndarray:
@@ -76,12 +87,52 @@ def test_autoround_packs_as_gptq_where_it_does_not_say(tmp_path):
     np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("packing", ["auto_round", "auto_round:gptqmodel"])
+def test_autorounds_own_packing_has_zero_points_as_they_are(tmp_path, bits, packing):
+    form = gptq(bits, symmetric=False, version="gptq_v2", method="auto-round")
+    form.config["packing_format"] = packing
+    layer = write_layer(tmp_path, form, random_weight())
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
+
+
 @pytest.mark.parametrize("alias", [True, "dynamic"])
 def test_an_order_by_activations_has_other_names(tmp_path, alias):
     form = pack_quantized(act_order=True)
     form.config["config_groups"]["group_0"]["weights"]["actorder"] = alias
     layer = write_layer(tmp_path, form, random_weight())
     np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
+
+
+@pytest.mark.parametrize("block", [(32, 16), None])
+def test_scales_may_be_exponents(tmp_path, block):
+    """As transformers stores them with scale_fmt ue8m0."""
+    plain = block_fp8(block)
+
+    def write(weight: np.ndarray) -> Layer:
+        tensors = plain.write(weight).tensors
+        scales = tensors["weight_scale_inv"]
+        exponents = torch.exp2(torch.ceil(torch.log2(scales))).to(torch.float8_e8m0fnu)
+        factors = exponents.float().numpy()
+        if block:
+            factors = factors.repeat(32, 0)[: len(weight)].repeat(16, 1)[:, : weight.shape[1]]
+        numbers = tensors["weight"].float().numpy() * factors
+        return Layer(tensors | {"weight_scale_inv": exponents}, numbers)
+
+    form = Format(write, plain.config | {"scale_fmt": "ue8m0"})
+    layer = write_layer(tmp_path, form, random_weight())
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
+
+
+@pytest.mark.parametrize(("code", "got"), [(255, "nan"), (254, r"1\.7\d*e\+38")])
+def test_an_exponent_of_no_scale_is_named(tmp_path, code, got):
+    layer = block_fp8().write(random_weight())
+    scales = layer.tensors["weight_scale_inv"]
+    bytes_ = torch.full(scales.shape, code, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    layer.tensors["weight_scale_inv"] = bytes_
+    write_layer(tmp_path, Format(lambda _: layer, block_fp8().config), np.empty(0))
+    with pytest.raises(CheckpointError, match=f"weight_scale_inv': got {got}, wanted finite"):
+        Checkpoint.open(tmp_path).take("layer.weight")
 
 
 def test_compression_config_is_read_as_quantization_config(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fusewire import kernels
 from fusewire.calibration import calibrate
-from fusewire.models import load_decoder, load_model
+from fusewire.models import check_folder, load_decoder, load_model
 from fusewire.models.assemble import Weights
 from fusewire.models.stored_weights import Dense
 from fusewire.placement import Placement
@@ -24,7 +24,7 @@ from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_lo
 from tests.ops import int8
 from tests.reference import tiny_checkpoint
 from tests.tolerance import MODEL_FP32
-from tests.weights.quantized.writers import Format, int_quantized, quantise, w8a8
+from tests.weights.quantized.writers import Format, Layer, int_quantized, quantise, w8a8
 
 QKV = tuple(f"layers.0.self_attn.{name}_proj" for name in "qkv")
 SEQUENCES = random_ids((9, 1, 33))
@@ -74,6 +74,32 @@ def test_a_product_is_that_of_the_files_integers_and_scales(tmp_path, strategy):
     x, out = np.random.default_rng(0).normal(size=(7, inputs)).astype("f"), place.empty(7, outputs)
     kernels.linear(out, place.floats(x), linear, "none", place.stream)
     np.testing.assert_array_equal(out.numpy(), int8.product(int8.rounded_rows(x), whole))
+
+
+def test_scales_may_be_negative(tmp_path):
+    """As AutoRound's are, of outputs whose largest weight is positive: its integer is -128."""
+    form = w8a8()
+
+    def write(weight: np.ndarray) -> Layer:
+        tensors = form.write(weight).tensors
+        signs = torch.arange(len(weight))[:, None] % 2 * 2 - 1
+        scales = (tensors["weight_scale"].float() * signs).bfloat16()
+        numbers = (tensors["weight"] * signs).to(torch.int8)
+        numbers[:, 3] = -128
+        weights = numbers.float() * scales.float()
+        return Layer({"weight": numbers, "weight_scale": scales}, weights.numpy())
+
+    reference = written(tmp_path, Format(write, form.config))
+    skipped = Placement("cpu", quantize_skip=check_folder(tmp_path, "generate"))
+    dequantised = logits_in_pieces(load_decoder(tmp_path, skipped), SEQUENCES, None)
+    for ours, theirs in zip(dequantised, transformers_logits(reference, SEQUENCES), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=MODEL_FP32)
+    computes_in_int8(reference, tmp_path)
+    expected = np.concatenate(transformers_logits(reference, SEQUENCES))
+    place = Placement("cpu")
+    got = np.concatenate(logits_in_pieces(load_decoder(tmp_path, place), SEQUENCES, None))
+    assert set(place.formats.values()) == {"int8"}
+    assert np.median(np.abs(got - expected).max(1)) <= MODEL_FP32
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt_neox", "gpt2"])

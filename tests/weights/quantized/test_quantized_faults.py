@@ -21,7 +21,15 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.tiny_decoders import tiny_decoder
 from tests.reference import edit_config
-from tests.weights.quantized.writers import FORMATS, Format, Layer, gptq, quantise, write_layer
+from tests.weights.quantized.writers import (
+    FORMATS,
+    Format,
+    Layer,
+    gptq,
+    int_quantized,
+    quantise,
+    write_layer,
+)
 
 SHAPE = (32, 32)
 Tensors = dict[str, torch.Tensor]
@@ -122,7 +130,7 @@ def test_a_part_of_another_shape_is_an_error(tmp_path, name, part):
 def test_a_scale_that_cannot_be_is_named(tmp_path, name, part, value):
     tensors = layer(tmp_path, name)
     tensors[f"layer.{part}"] = with_first(value)(tensors[f"layer.{part}"])
-    if value == -0.5 and FORMATS[name].config["quant_method"] in ("gptq", "auto-round", "awq"):
+    if value == -0.5 and "fp8" not in name and part != "input_scale":
         assert np.isfinite(opened(tmp_path, tensors)).all()  # AutoRound's may be negative
         return
     wanted = rf"tensor 'layer\.{part}': got {value}, wanted finite and .*; download"
@@ -147,6 +155,16 @@ def test_a_group_out_of_range_is_named(tmp_path, name, part, value):
     tensors = layer(tmp_path, name)
     tensors[f"layer.{part}"] = with_first(value)(tensors[f"layer.{part}"])
     with pytest.raises(CheckpointError, match=rf"{part}': got {value}, wanted groups in 0\.\.1;"):
+        opened(tmp_path, tensors)
+
+
+@pytest.mark.parametrize("part", ["weight", "weight_zero_point"])
+@pytest.mark.parametrize("value", [-9, 8])
+def test_integers_in_bytes_that_are_not_of_4_bits_are_named(tmp_path, part, value):
+    layer = write_layer(tmp_path, int_quantized(bits=4, symmetric=False), np.eye(*SHAPE, dtype="f"))
+    layer.tensors[part][3] = value
+    tensors = {f"layer.{name}": tensor for name, tensor in layer.tensors.items()}
+    with pytest.raises(CheckpointError, match=rf"{part}': got {value}, wanted integers of 4 bits"):
         opened(tmp_path, tensors)
 
 
@@ -295,6 +313,7 @@ def weights_of(name: str, **changes: object) -> dict:
     return config
 
 
+AWQ_WITHOUT_VERSION = {k: v for k, v in FORMATS["awq"].config.items() if k != "version"}
 WRONG = [
     ("bits", FORMATS["gptq"].config | {"bits": 3}),
     ("bits", FORMATS["gptq"].config | {"bits": "4"}),
@@ -307,10 +326,20 @@ WRONG = [
     ("dynamic", FORMATS["gptq"].config | {"dynamic": {"+:.*down": {"bits": 8}}}),
     ("rotation", FORMATS["gptq"].config | {"rotation": "hadamard"}),
     ("extra_config", FORMATS["auto-round"].config | {"extra_config": {"lm_head": {"bits": 8}}}),
+    (
+        "extra_config",
+        FORMATS["auto-round"].config | {"extra_config": {"lm_head": {"group_size": 8}}},
+    ),
+    (
+        "extra_config",
+        FORMATS["auto-round"].config | {"extra_config": {"x": {"data_type": "mx_fp"}}},
+    ),
+    ("extra_config", FORMATS["auto-round"].config | {"extra_config": {"lm_head": None}}),
     ("packing_format", FORMATS["auto-round"].config | {"packing_format": "auto_round:marlin"}),
     ("data_type", FORMATS["auto-round"].config | {"data_type": "mx_fp"}),
     ("bits", FORMATS["awq"].config | {"bits": 8}),
     ("version", FORMATS["awq"].config | {"version": "gemv"}),
+    ("format", AWQ_WITHOUT_VERSION | {"format": "llm-awq"}),
     ("zero_point", FORMATS["awq"].config | {"zero_point": False}),
     ("modules_to_not_convert", FORMATS["awq"].config | {"modules_to_not_convert": "lm_head"}),
     ("fmt", FORMATS["fp8-inverse"].config | {"fmt": "e5m2"}),

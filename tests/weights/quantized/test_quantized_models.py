@@ -65,6 +65,18 @@ def test_a_quantised_head(tmp_path):
     assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
 
 
+def test_a_quantised_head_that_auto_round_names(tmp_path):
+    """With the settings of all layers, beside a layer that is not quantised."""
+    form = gptq(method="auto-round")
+    head = {"bits": 4, "group_size": 16, "sym": True, "data_type": "int", "act_bits": 16}
+    down = {"bits": 16, "data_type": "float"}
+    extra = {"lm_head": head, "model.layers.0.mlp.down_proj": down}
+    reference = tiny_decoder(tmp_path, "llama", vocab_size=136, **ONE_LAYER)
+    form = Format(form.write, form.config | {"extra_config": extra})
+    quantise(tmp_path, reference, form, plain=("down_proj",))
+    assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
+
+
 @pytest.mark.parametrize("form", [int_quantized(), block_fp8(), pack_quantized(symmetric=False)])
 def test_an_encoder(tmp_path, form):
     reference = tiny_checkpoint(tmp_path, "bert", "classify", **ONE_LAYER)

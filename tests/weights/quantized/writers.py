@@ -197,10 +197,12 @@ def pack_quantized(
     return compressed_tensors(write, "pack-quantized", numbers | strategy | order | size)
 
 
-def int_quantized(strategy: str = "channel", *, symmetric: bool = True, bits: int = 8) -> Format:
+def int_quantized(
+    strategy: str = "channel", *, symmetric: bool = True, bits: int = 8, group_size: int = 16
+) -> Format:
     def write(weight: np.ndarray) -> Layer:
         flat = weight.reshape(1, -1) if strategy == "tensor" else weight
-        size = 16 if strategy == "group" else flat.shape[1]
+        size = group_size if strategy == "group" else flat.shape[1]
         whole = integers(flat, bits, in_order(flat.shape[1], size), symmetric)
         codes = (whole.codes - (1 << bits - 1)).reshape(weight.shape).astype(np.int8)
         shape = (1,) if strategy == "tensor" else whole.scales.shape
@@ -216,7 +218,7 @@ def int_quantized(strategy: str = "channel", *, symmetric: bool = True, bits: in
 
     numbers = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy}
     if strategy == "group":
-        numbers["group_size"] = 16
+        numbers["group_size"] = group_size
     return compressed_tensors(write, "int-quantized", numbers)
 
 

@@ -145,12 +145,16 @@ class CompressedTensors:
         elif scheme.is_float:
             codes, values = module.float8("weight", (rows, columns)), float8_e4m3()
         else:
-            codes = Codes(module.parts["weight"].data.reshape(rows, columns), (rows, columns), 8)
-            values = twos_complement()
+            whole = module.parts["weight"].data.reshape(rows, columns)
+            codes, values = Codes(whole, (rows, columns), 8), twos_complement()
+            if scheme.bits == 4:  # in two's complement too
+                module.check_4_bits("weight")
+                codes, values = Codes(whole, (rows, columns), 4, offset=8), whole_numbers(4, 8)
         return QuantizedWeight(
             codes,
             values,
-            module.scales("weight_scale").reshape(grid),
+            # Those of AutoRound's integers may be negative.
+            module.scales("weight_scale", negative=not scheme.is_float).reshape(grid),
             None if scheme.symmetric else _zeros(module, scheme, grid),
             block_rows,
             groups,
@@ -279,6 +283,8 @@ def _order(scheme: _Scheme) -> tuple[str, ...]:
 
 def _zeros(module: Module, scheme: _Scheme, grid: tuple[int, int]) -> NDArray[np.float32]:
     if not scheme.packed:
+        if scheme.bits == 4:
+            module.check_4_bits("weight_zero_point")
         return module.integers("weight_zero_point").astype(np.float32).reshape(grid)
     codes = Codes(module.words("weight_zero_point"), grid, scheme.bits, axis=0).all()
     return codes.astype(np.float32) - np.float32(1 << scheme.bits - 1)

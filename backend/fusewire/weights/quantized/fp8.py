@@ -1,11 +1,12 @@
 """quant_method fp8: E4M3 weights with a scale per block (DeepSeek-V3, arXiv 2412.19437, section
-3.3; Qwen3) or per tensor. Despite its name, `weight_scale_inv` is multiplied with. Weights are
-meant for FP8 products with activations that are quantised dynamically, for weights in blocks with a
-scale per block of columns, or with a stored scale per tensor (static)."""
+3.3; Qwen3) or per tensor, which may be stored as an exponent of 2 (scale_fmt ue8m0 of
+transformers). Despite its name, `weight_scale_inv` is multiplied with. Weights are meant for FP8
+products with activations that are quantised dynamically, for weights in blocks with a scale per
+block of columns, or with a stored scale per tensor (static)."""
 
 from __future__ import annotations
 
-from fusewire.weights.quantized.module import ONE, SCALES, Module
+from fusewire.weights.quantized.module import EXPONENTS, ONE, SCALES, Module
 from fusewire.weights.quantized.settings import Settings
 from fusewire.weights.quantized.weight import (
     BLOCK,
@@ -54,7 +55,7 @@ class Fp8:
             shapes = ((-(-rows // self._block[0]), -(-columns // self._block[1])),)
         if self._block is None or self._either:
             shapes += ONE
-        module.part(name, SCALES, *shapes)
+        module.part(name, (*SCALES, EXPONENTS), *shapes)
         if not self._dynamic:
             module.input_scale(*self.input_scales)
         return rows, columns

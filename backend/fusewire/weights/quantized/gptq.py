@@ -33,14 +33,15 @@ class Gptq:
     unneeded: frozenset[str] = frozenset()
     input_scales: tuple[str, ...] = ()
 
-    def __init__(self, settings: Settings, model_type: Any) -> None:
+    def __init__(self, settings: Settings, model_type: Any, version: str) -> None:
+        """`version`: of the packing, gptq or gptq_v2, if the settings do not name it."""
         self._bits = settings.choice("bits", (2, 4, 8))
         self._group_size = settings.group_size("group_size")
         self._act_order = settings.choice("desc_act", (False, True), False)
         settings.choice("sym", (False, True), True)
         settings.choice("pack_dtype", ("int32",), "int32")
         key = "checkpoint_format" if "checkpoint_format" in settings.values else "format"
-        version = settings.choice(key, ("gptq", "gptq_v2"), "gptq")
+        version = settings.choice(key, ("gptq", "gptq_v2"), version)
         # Added to the words of qzeros: version 1 stores each code less 1, with borrows.
         ones = sum(1 << at for at in range(0, 32, self._bits))
         self._stored_less = np.uint32(ones if version == "gptq" else 0)
@@ -101,7 +102,8 @@ class Awq:
         group_size = "group_size" if "group_size" in settings.values else "q_group_size"
         self._group_size = settings.group_size(group_size)
         settings.choice("zero_point", (True,), True)
-        settings.choice("version", ("gemm", "GEMM"), "gemm")
+        version = "format" if "version" not in settings.values else "version"  # as transformers
+        settings.choice(version, ("gemm", "GEMM"), "gemm")
         settings.names("modules_to_not_convert")
         _check_exceptions(settings)
 
@@ -139,13 +141,26 @@ def _groups(inputs: int, size: int) -> int:
 def _check_exceptions(settings: Settings) -> None:
     """Raises CheckpointError if some modules are quantised differently from the rest: GPTQModel's
     `dynamic` (a pattern with a minus names modules that are not quantised) and AutoRound's
-    `extra_config` (16 bits or more: not quantised)."""
+    `extra_config` (16 bits or more: not quantised; a quantised head is named with the settings that
+    all have)."""
     dynamic = settings.values.get("dynamic") or {}
     if not isinstance(dynamic, dict) or not all(key.startswith("-:") for key in dynamic):
         raise settings.fault("dynamic", "patterns of modules that are not quantised (`-:`)")
     extra = settings.values.get("extra_config") or {}
+    of_all = {"data_type": "int"} | dict(settings.values)
     if not isinstance(extra, dict) or not all(
-        isinstance(each, dict) and type(each.get("bits")) is int and each["bits"] >= 16
+        isinstance(each, dict) and (_is_plain(each) or _is_like(each, of_all))
         for each in extra.values()
     ):
-        raise settings.fault("extra_config", "modules of 16 bits or more")
+        wanted = "modules of 16 bits or more, or with the bits and group_size of all others"
+        raise settings.fault("extra_config", wanted)
+
+
+def _is_plain(module: dict[str, Any]) -> bool:
+    return type(module.get("bits")) is int and module["bits"] >= 16
+
+
+def _is_like(module: dict[str, Any], of_all: dict[str, Any]) -> bool:
+    """Whether weights are stored in the same way; symmetric ones have zero points too."""
+    keys = ("bits", "group_size", "data_type")
+    return all(module[key] == of_all.get(key) for key in keys if key in module)

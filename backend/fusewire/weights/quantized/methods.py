@@ -63,7 +63,13 @@ _REFUSED = {
     "gguf": "use the model in the Transformers format that it was converted from",
 }
 _OF_BITSANDBYTES = {f"{start}load_in_{bits}bit" for start in ("", "_") for bits in (4, 8)}
-_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
+# AutoRound's packings: the method with the same, and its version of the zero points.
+_PACKINGS = {
+    "auto_round:auto_gptq": ("gptq", "gptq"),
+    "auto_round:auto_awq": ("awq", ""),
+    "auto_round": ("gptq", "gptq_v2"),
+    "auto_round:gptqmodel": ("gptq", "gptq_v2"),
+}
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings | None:
@@ -84,13 +90,16 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
         name = "compressed-tensors"
     if name == "compressed-tensors":
         return CompressedTensors(settings, config.get("model_type"))
+    version = "gptq"
     if name == "auto-round":
         settings.choice("data_type", ("int",), "int")
-        name = _PACKINGS[settings.choice("packing_format", tuple(_PACKINGS), next(iter(_PACKINGS)))]
+        name, version = _PACKINGS[
+            settings.choice("packing_format", tuple(_PACKINGS), next(iter(_PACKINGS)))
+        ]
     if name == "fp8":
         return Fp8(settings)
     if name == "gptq":
-        return Gptq(settings, config.get("model_type"))
+        return Gptq(settings, config.get("model_type"), version)
     if name == "awq":
         return Awq(settings)
     if name is None and not _OF_BITSANDBYTES.isdisjoint(settings.values):

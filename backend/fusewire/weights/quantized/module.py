@@ -14,6 +14,7 @@ from fusewire.weights.quantized.weight import Codes, Int4, QuantizedWeight, Stor
 from fusewire.weights.safetensors import StoredTensor
 
 SCALES = ("F16", "BF16", "F32")
+EXPONENTS = "F8_E8M0"
 ONE = ((), (1,), (1, 1))  # shapes of a single scale
 WHOLE = ("I32", "I64")
 _MOST = 1e35  # the product with the value of any code is finite in fp32
@@ -64,7 +65,9 @@ class Module:
     def scales(self, name: str, *, negative: bool = False) -> NDArray[np.float32]:
         """Returns the scales. Raises CheckpointError unless they are small enough for finite
         weights, and positive, or with `negative` at least not 0."""
-        scales = self.parts[name].float32(self._full(name))
+        tensor = self.parts[name]
+        exponents = tensor.dtype == EXPONENTS
+        scales = _powers(tensor) if exponents else tensor.float32(self._full(name))
         right = (np.abs(scales) < _MOST) & ((scales != 0) if negative else (scales > 0))
         if not right.all():
             got = scales[np.unravel_index(np.argmin(right), scales.shape)]
@@ -83,6 +86,13 @@ class Module:
         tensor = self.parts[name]
         whole = {"I8": np.int8, "I32": np.int32, "I64": np.int64}[tensor.dtype]
         return tensor.data.view(whole).reshape(tensor.shape)
+
+    def check_4_bits(self, name: str) -> None:
+        """Raises CheckpointError unless the part's integers, in bytes, are in -8..7."""
+        integers = self.integers(name)
+        if integers.min() < -8 or integers.max() > 7:
+            got = integers.min() if integers.min() < -8 else integers.max()
+            raise self.fault(name, got, "integers of 4 bits, in -8..7")
 
     def float8(self, name: str, shape: tuple[int, int]) -> Codes:
         """Returns the part's E4M3 codes. Raises CheckpointError if one of them is NaN."""
@@ -117,6 +127,14 @@ class Module:
 
     def _full(self, part: str) -> str:
         return f"{self.name}.{part}"
+
+
+def _powers(tensor: StoredTensor) -> NDArray[np.float32]:
+    """Returns the values of OCP's E8M0 codes (MX specification, version 1.0): 2 ** (code - 127),
+    and NaN if all bits are set."""
+    codes = tensor.data.reshape(tensor.shape)
+    powers = np.ldexp(1.0, codes.astype(np.int32) - 127)
+    return np.where(codes == 255, np.nan, powers).astype(np.float32)
 
 
 @dataclass(frozen=True)

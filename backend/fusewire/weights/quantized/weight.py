@@ -17,7 +17,8 @@ _LEAST_GROUP = 32  # minimum group size of the 4-bit kernels
 
 @dataclass(frozen=True)
 class Codes:
-    """Codes of `bits` bits, [rows, columns], several in a uint32 word or one in a uint8.
+    """Codes of `bits` bits, [rows, columns], several in a uint32 word or one in a uint8, to which
+    `offset` is added modulo 256.
 
     With `axis` 1 the words are [rows, ceil(columns / codes per word)], with axis 0 [ceil(rows /
     codes per word), columns]. Code k of a word begins at bit `lanes[k] * bits`; without lanes codes
@@ -29,10 +30,11 @@ class Codes:
     bits: int
     axis: int = 1
     lanes: tuple[int, ...] = ()
+    offset: int = 0
 
     @property
     def per_word(self) -> int:
-        return self.words.itemsize * 8 // self.bits
+        return 1 if self.words.itemsize == 1 else self.words.itemsize * 8 // self.bits
 
     def rows(self, begin: int, end: int) -> NDArray[np.uint8]:
         """Returns the codes of these rows [end - begin, columns]. `begin` has to be a multiple of
@@ -40,7 +42,8 @@ class Codes:
         count = self.per_word
         end = min(end, self.shape[0])
         if count == 1:
-            return np.ascontiguousarray(self.words[begin:end])
+            codes = np.ascontiguousarray(self.words[begin:end])
+            return codes + np.uint8(self.offset) if self.offset else codes
         lanes = self.lanes or range(count)
         mask = np.uint32((1 << self.bits) - 1)
         if self.axis == 1:
