@@ -29,8 +29,9 @@ class TokenParameters(BaseModel):
         default=1.0,
         ge=0,
         le=100,
-        description="Divides the logits before sampling. 0: greedy, even with do_sample. Speech "
-        "models also take a list, as in transformers: the others become fallback_temperatures.",
+        description="Divides the logits before sampling. 0: greedy, even with do_sample; others "
+        "are at least 0.001. Speech models also take a list, as in transformers: the others become "
+        "fallback_temperatures.",
     )
     top_k: Annotated[Whole, BeforeValidator(minus_one_as_zero)] = Field(
         default=0,
