@@ -1,6 +1,7 @@
 """The committed rows: docs/results/{cpu,gpu}/<benchmark>.jsonl.
 
-Rows of 2026-11-22 and earlier have the fields and digits of the tables that they came from.
+Rows of 2026-11-22 and earlier, and of weight_formats_gpu of 2026-11-29, have the fields and digits
+of the tables that they came from.
 """
 
 from __future__ import annotations
