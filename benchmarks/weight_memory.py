@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from benchmarks import generation_rivals, machine, records, rivals
 from benchmarks.memory import MIB, alone
 from benchmarks.weight_memory_report import BENCHMARK, ON_GPUS, table
 
-MODELS = {"BERT-base": rivals.write_bert_base, "GPT-2 124M": generation_rivals.write_gpt2}
 # By device: name -> arguments of a Placement.
 FORMATS: dict[str, dict[str, dict[str, str]]] = {
     "cpu": {
@@ -38,6 +38,7 @@ FORMATS: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 TEXTS, LENGTH = 8, 128
+Serve = Callable[[Path, Any], Any]  # (folder, placement) -> what holds the model's memory
 
 
 def share_of_memory() -> int:
@@ -47,8 +48,9 @@ def share_of_memory() -> int:
     return int(found[1]) << 10
 
 
-def taken_mib(folder: Path, model: str, device: str, precision: dict[str, str]) -> float:
+def taken_mib(folder: Path, serve: Serve, device: str, precision: dict[str, str]) -> float:
     from fusewire import kernels, models  # noqa: F401 - loaded before memory is measured
+    from fusewire.engine import generation_memory  # noqa: F401
     from fusewire.placement import Placement
 
     place = Placement(device, **precision)
@@ -59,13 +61,13 @@ def taken_mib(folder: Path, model: str, device: str, precision: dict[str, str]) 
         return share_of_memory() if device == "cpu" else int(allocator.stats()["reserved_bytes"])
 
     before = taken()
-    kept = (_encoder if model.startswith("BERT") else _decoder)(folder, place)
+    kept = serve(folder, place)
     found = (taken() - before) / MIB
     del kept
     return found
 
 
-def _encoder(folder: Path, place: Any) -> Any:
+def encode(folder: Path, place: Any) -> Any:
     from fusewire.batch import Batch, Sequence
     from fusewire.models import load_model
 
@@ -76,14 +78,14 @@ def _encoder(folder: Path, place: Any) -> Any:
     return model
 
 
-def _decoder(folder: Path, place: Any) -> Any:
+def decode(folder: Path, place: Any) -> Any:
+    from fusewire.engine.generation_memory import PAGE_SIZE
     from fusewire.models import load_decoder
     from fusewire.models.step_batch import StepBatch
 
     model = load_decoder(folder, place)
-    page = 16
-    cache = model.new_cache(TEXTS * LENGTH // page, page)
-    pages = np.arange(TEXTS * LENGTH // page, dtype=np.int32).reshape(TEXTS, -1)
+    pages = np.arange(TEXTS * LENGTH // PAGE_SIZE, dtype=np.int32).reshape(TEXTS, -1)
+    cache = model.new_cache(pages.size, PAGE_SIZE)
     offsets = np.arange(TEXTS + 1, dtype=np.int32) * LENGTH
     model.step(
         StepBatch(
@@ -98,6 +100,13 @@ def _decoder(folder: Path, place: Any) -> Any:
     )
     place.stream.synchronize()
     return model, cache
+
+
+# Name -> what writes its folder, and what loads it and computes a batch.
+MODELS: dict[str, tuple[Callable[[Path], Any], Serve]] = {
+    "BERT-base": (rivals.write_bert_base, encode),
+    "GPT-2 124M": (generation_rivals.write_gpt2, decode),
+}
 
 
 def facts_of(device: str) -> dict[str, Any]:
@@ -119,12 +128,13 @@ def main() -> None:
     facts = facts_of(options.device) | {"benchmark": name}
     facts["threads"] = len(facts["cpus"])  # the library's default
     for model in options.models:
+        write, serve = MODELS[model]
         with tempfile.TemporaryDirectory() as work:
             folder = Path(work)
-            MODELS[model](folder)
+            write(folder)
             file_mib = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / MIB
             for system, precision in FORMATS[options.device].items():
-                mib = alone(taken_mib, folder, model, options.device, precision)
+                mib = alone(taken_mib, folder, serve, options.device, precision)
                 row = {"model": model, "system": system, "taken_mib": round(mib, 1)}
                 rows.append(facts | row | {"file_mib": round(file_mib, 1)})
     records.append(options.out / f"{name}.jsonl", rows)

@@ -3,11 +3,11 @@
 
 Forwards of BERT-base and -large (64 sequences of up to 512) in the formats of `--quantize`, steps
 of Llama-3-8B's shape (1 and 64 sequences, context 1024), also with an FP8 KV cache, and their
-GEMMs. These are compared with
-torch's `_scaled_mm` with scales by row, for rows that are quantised before and for rows that torch
-quantises in a kernel compiled with the GEMM, and with its `_int_mm`, which returns unscaled sums.
-Random weights; those of GEMMs and steps can be represented exactly in 4 bits. Each case is first
-computed in all formats; the cosines tell how close the others are to fp16.
+GEMMs. These are compared with torch's `_scaled_mm` with scales by row, for rows that are quantised
+before and for rows that torch quantises in a kernel compiled with the GEMM, and with its `_int_mm`,
+which returns unscaled sums. Random weights; those of GEMMs and steps can be represented exactly in
+4 bits. Each case is first computed in all formats; the cosines tell how close the others are to
+fp16.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from benchmarks.case_table import case_table, systems_of
 from benchmarks.records import Row, Rows
 
 BENCHMARK = "weight_formats_gpu"
-# Systems of ours; the others are rivals, whose weights and times have no counterpart in fp16.
+# Our systems and their headings, in the order of the columns; other systems are rivals.
 NAMES = {
     "none": "fp16",
     "fp8": "fp8",
@@ -26,9 +26,10 @@ def table(rows: Rows) -> str:
         return [_cell(of_case.get(system)) for system in systems]
 
     title = (
-        "Weights in several formats: ms (times as fast as in 16 bits, mean cosine to the result in "
-        "16 bits) of a forward, of a step, and of the product of so many rows with a matrix of so "
-        "many outputs and inputs, rows quantised in it unless they are given:"
+        "Weights in several formats, ms (times as fast as in 16 bits, mean cosine to its result): "
+        "GEMMs (rows x outputs x inputs), forwards of BERT (sequences x longest) and decode steps "
+        "of Llama-3-8B (sequences x context). A GEMM's time includes the quantisation of its rows, "
+        "except where rows are given:"
     )
     headings = [NAMES.get(system, system) for system in systems]
     return "\n".join([title, "", *case_table(headings, rows, cells)])

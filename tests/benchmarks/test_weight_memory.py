@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.memory import alone
-from benchmarks.weight_memory import FORMATS, MODELS, taken_mib
+from benchmarks.weight_memory import FORMATS, MODELS, encode, taken_mib
 
 WEIGHTS = 4 * 12 * 512**2  # of the layers of a BERT
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_process_takes_fewer_bytes_for_weights_of_fewer_bits(folder: Path) -> None:
     taken = {
-        system: alone(taken_mib, folder, "BERT", "cpu", precision)
+        system: alone(taken_mib, folder, encode, "cpu", precision)
         for system, precision in FORMATS["cpu"].items()
     }
     for system, bytes_each in (("bfloat16", 2), ("int8", 1)):
