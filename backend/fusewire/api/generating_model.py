@@ -34,7 +34,7 @@ class GeneratingModel:
     @property
     def engine(self) -> GenerationEngine:
         """Raises Unavailable once the model was closed."""
-        for engine in self._opened:
+        for engine in self._opened:  # at most one; another thread may close it meanwhile
             return engine
         raise Unavailable("model: got a call after it was closed, wanted one before; open it again")
 

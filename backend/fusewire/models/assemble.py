@@ -167,7 +167,7 @@ class Weights:
         if whole.input_scale and dense.weight_scale != 1:
             return None  # the factor may undo one of the input, which its scale does not know of
         codes, scales = (_regrouped(each, dense) for each in (whole.codes, whole.scales))
-        return _positive(
+        return _with_signs_in_float8(
             whole._replace(codes=codes, scales=self._scaled(scales, dense, dense.weight_scale))
         )
 
@@ -242,8 +242,9 @@ class Weights:
         return self._place.floats(self._stored(name), name)
 
 
-def _positive(weight: StoredCodes) -> StoredCodes:
-    """Returns the weight with the signs of float8 rows' scales in their codes."""
+def _with_signs_in_float8(weight: StoredCodes) -> StoredCodes:
+    """Returns the weight with the signs of its rows' scales in the codes of float8, which have a
+    bit for them. int8 keeps negative scales: its -128 has no opposite."""
     negative = weight.scales < 0
     if weight.format == "int8" or not negative.any():
         return weight

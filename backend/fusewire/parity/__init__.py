@@ -105,8 +105,11 @@ def parity(
     floors.check(perplexity=compared.continues_texts, pairs=given is not None)
 
     dtype = compared.place.dtype
-    exact = compared.place.precision.stores_exactly and kv_cache_dtype == "auto"
-    exact = exact and not _rounds_activations(config, place)
+    exact = (
+        compared.place.precision.stores_exactly
+        and kv_cache_dtype == "auto"
+        and not _rounds_activations(config, place)
+    )
     grants = exact and tolerance is None and not floors.given and against == "transformers"
     # Logits of given texts take too much memory to hold; for random input one model is held at a
     # time.

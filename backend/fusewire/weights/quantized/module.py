@@ -90,9 +90,9 @@ class Module:
     def check_4_bits(self, name: str) -> None:
         """Raises CheckpointError unless the part's integers, in bytes, are in -8..7."""
         integers = self.integers(name)
-        if integers.min() < -8 or integers.max() > 7:
-            got = integers.min() if integers.min() < -8 else integers.max()
-            raise self.fault(name, got, "integers of 4 bits, in -8..7")
+        for got in (integers.min(initial=0), integers.max(initial=0)):
+            if not -8 <= got <= 7:
+                raise self.fault(name, got, "integers of 4 bits, in -8..7")
 
     def float8(self, name: str, shape: tuple[int, int]) -> Codes:
         """Returns the part's E4M3 codes. Raises CheckpointError if one of them is NaN."""
