@@ -34,7 +34,7 @@ class Runtime {
   virtual void leave() noexcept = 0;
 
   virtual void* create_stream(int index) = 0;
-  // Waits for the stream's work.
+  // Waits for the stream's work. A later stream may have the same handle.
   virtual void destroy_stream(int index, void* handle) noexcept = 0;
   virtual void synchronize(const Stream& stream) = 0;
   // Work submitted to `later` from now on starts after the work submitted to `earlier` so far. If

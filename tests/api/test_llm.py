@@ -148,6 +148,22 @@ def test_its_memory_is_free_for_others_once_it_is_closed_or_dropped(folder: Path
     assert not thread.is_alive()
 
 
+@pytest.mark.gpu
+def test_one_after_another_takes_no_more_of_a_gpu(folder: Path) -> None:
+    """Kernels keep scratch memory for each stream, and a new model has a stream of its own."""
+    allocator = kernels.default_allocator("cuda")
+
+    def kept_bytes() -> int:
+        with LLM(folder, device="cuda", kv_cache_mib=64) as llm:
+            llm.generate("a", max_new_tokens=2)
+        gc.collect()
+        allocator.trim()
+        return allocator.stats()["reserved_bytes"]
+
+    kept = kept_bytes()
+    assert kept_bytes() == kept
+
+
 def test_one_that_is_collected_in_its_own_thread_is_closed_by_another(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

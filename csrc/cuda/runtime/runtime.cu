@@ -2,8 +2,10 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "core/runtime.h"
 #include "cuda/launch.h"
@@ -46,6 +48,19 @@ class PinnedCopyOut : public CopyOut {
   const PinnedBlock block_;
 };
 
+// Streams that nothing holds any more, for the next ones. The scratch memory that kernels keep for
+// a stream is never freed, as graphs hold its addresses: with new handles it would grow with every
+// model that is loaded.
+struct IdleStreams {
+  std::mutex mutex;
+  std::map<int, std::vector<cudaStream_t>> of_device;
+};
+
+IdleStreams& idle_streams() {
+  static auto* all = new IdleStreams;
+  return *all;
+}
+
 class CudaRuntime : public Runtime {
  public:
   int device_count() const override {
@@ -75,6 +90,15 @@ class CudaRuntime : public Runtime {
 
   void* create_stream(int index) override {
     const CurrentDevice here({DeviceType::kCuda, index});
+    {
+      const std::lock_guard lock(idle_streams().mutex);
+      std::vector<cudaStream_t>& idle = idle_streams().of_device[index];
+      if (!idle.empty()) {
+        cudaStream_t found = idle.back();
+        idle.pop_back();
+        return found;
+      }
+    }
     cudaStream_t stream;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     return stream;
@@ -82,8 +106,14 @@ class CudaRuntime : public Runtime {
 
   void destroy_stream(int index, void* stream) noexcept override {
     const Here here(index);
-    cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
-    cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+    auto ended = static_cast<cudaStream_t>(stream);
+    if (cudaStreamSynchronize(ended) == cudaSuccess) {
+      const std::lock_guard lock(idle_streams().mutex);
+      idle_streams().of_device[index].push_back(ended);
+    } else {  // of a lost device, or in the middle of a capture
+      cudaGetLastError();
+      cudaStreamDestroy(ended);
+    }
   }
 
   void synchronize(const Stream& stream) override {
