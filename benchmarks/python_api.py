@@ -94,7 +94,7 @@ def generation(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
 
             sides = {"engine": lambda p=prompts: by_engine(engine, p, asked)}
             sides["LLM.generate"] = interface
-            if count <= engine.settings.max_sequences and not options.without_threads:
+            if count <= engine.limits.max_sequences and not options.without_threads:
                 sides["a thread a prompt"] = lambda p=prompts: by_threads(engine, p, asked)
             case = f"{count} x {PROMPT_TOKENS}+{options.new_tokens} on {options.device}"
             about = {"model": "GPT-2 124M", "case": case}

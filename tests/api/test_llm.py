@@ -148,6 +148,24 @@ def test_its_memory_is_free_for_others_once_it_is_closed_or_dropped(folder: Path
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize(
+    ("device", "needed_bytes", "tokens"),
+    [
+        ("cpu", 0, 2048),
+        pytest.param("cuda", 0, 8192, marks=pytest.mark.gpu),
+        pytest.param("cuda", 1 << 60, 2048, marks=pytest.mark.gpu),
+    ],
+)
+def test_steps_are_large_on_a_gpu_with_memory_for_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, needed_bytes: int, tokens: int
+) -> None:
+    monkeypatch.setattr("fusewire.api.llm.LARGE_STEP_FREE_BYTES", needed_bytes)
+    with LLM(folder, device=device, kv_cache_mib=64) as llm:
+        assert llm.engine.settings.max_batch_tokens == tokens
+    with LLM(folder, device=device, kv_cache_mib=64, max_batch_tokens=100) as llm:
+        assert llm.engine.settings.max_batch_tokens == 100
+
+
 @pytest.mark.gpu
 def test_one_after_another_takes_no_more_of_a_gpu(folder: Path) -> None:
     """Kernels keep scratch memory for each stream, and a new model has a stream of its own."""

@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fusewire import kernels
 from fusewire.api.arguments import listed
 from fusewire.api.generating_model import GeneratingModel
 from fusewire.api.offline import Prompt, answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
+from fusewire.devices import one_device
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
@@ -22,6 +24,10 @@ from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.text_processor import TextProcessor
 
 Message = Mapping[str, Any]
+
+# Nobody reads the tokens of a list as they come, so a step may take long: larger ones compute
+# prompts faster, on a GPU that has memory for their activations.
+LARGE_STEP_TOKENS, LARGE_STEP_FREE_BYTES = 8192, 64 << 30
 
 
 class LLM(GeneratingModel):
@@ -67,13 +73,15 @@ class LLM(GeneratingModel):
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Maximum length of prompt and generated text together, in tokens; of an
                 encoder-decoder model of each of them. Default: the model's number of positions.
-            max_sequences: Maximum number of sequences that run at the same time. Default: 64.
-            max_batch_tokens: Maximum number of tokens computed in one step. Default: 2048.
+            max_sequences: Maximum number of sequences that run at the same time. Default: 256 for
+                decoders on a GPU, else 64.
+            max_batch_tokens: Maximum number of tokens computed in one step. Default: 8192 on a GPU
+                with 64 GiB of free memory, else 2048.
             max_waiting: Maximum number of sequences in the engine beyond those that run; further
                 ones wait outside. Default: 256.
-            kv_cache_mib: Size of the KV cache in MiB. Default: enough for max_sequences of
-                max_length, at most nine tenths of a GPU's free memory or a quarter of the
-                machine's.
+            kv_cache_mib: Size of the KV cache in MiB. Default: enough for max_sequences, or 64
+                where that is not set, of max_length, at most nine tenths of a GPU's free memory or
+                a quarter of the machine's.
             kv_cache_dtype: Data type of the KV cache: `auto` (that of the computation), on GPUs
                 `fp8` (float8 e4m3, in half of the memory).
             prefix_caching: Reuse the KV pages of earlier prompts that begin with the same tokens.
@@ -94,7 +102,7 @@ class LLM(GeneratingModel):
             quantize_skip=quantize_skip,
             max_length=max_length,
             max_sequences=max_sequences,
-            max_batch_tokens=max_batch_tokens,
+            max_batch_tokens=max_batch_tokens or _batch_tokens(device),
             max_waiting=max_waiting,
             kv_cache_mib=kv_cache_mib,
             kv_cache_dtype=kv_cache_dtype,
@@ -189,6 +197,15 @@ class LLM(GeneratingModel):
     def _chat(self) -> Chat:
         template, longest = ChatTemplate.load(self._folder), self.engine.limits.max_length
         return Chat(TextProcessor(self.engine.tokenizer, template, longest).conversation)
+
+
+def _batch_tokens(device: str) -> int | None:
+    """Returns the default of max_batch_tokens; None: that of every engine."""
+    name = one_device(device)
+    if name == "cpu" or name not in dict(kernels.devices()):  # is refused where the model is loaded
+        return None
+    free_bytes = kernels.default_allocator(name).free_bytes()
+    return LARGE_STEP_TOKENS if free_bytes >= LARGE_STEP_FREE_BYTES else None
 
 
 def _prompts(prompts: Any) -> list[Any]:

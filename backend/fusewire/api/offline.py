@@ -135,7 +135,7 @@ class _Giving:
         self._work = work
         self._finished = finished
         # At most as many audio inputs wait as run, which suffices to always have a next one.
-        self._most = 2 * engine.settings.max_sequences if engine.log_mel is not None else len(work)
+        self._most = 2 * engine.limits.max_sequences if engine.log_mel is not None else len(work)
         self._read: AudioFeatures | None = None  # the next audio input, if it has been read
 
     def give(self) -> bool:

@@ -87,7 +87,7 @@ class GenerationEngine:
         self._memory = memory = cache_for(self.model, pages + spare)
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
-            self.cache, settings.max_batch_tokens, settings.max_sequences
+            self.cache, settings.max_batch_tokens, self.limits.max_sequences
         )
         detokenizer = Detokenizer(tokenizer, timestamps)
         self._preparation = RequestPreparation(
@@ -116,7 +116,7 @@ class GenerationEngine:
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
         costs = CostTable(max_batch_tokens=settings.max_batch_tokens)
         self._admission = Admission(
-            settings.max_sequences,
+            self.limits.max_sequences,
             settings.max_waiting,
             max_queue_s,
             costs=costs,
@@ -124,7 +124,7 @@ class GenerationEngine:
             page_size=PAGE_SIZE,
         )
         prepare = self.model.record_steps if settings.graphs else self.model.tune
-        prepare(memory, settings.max_sequences, settings.max_batch_tokens)
+        prepare(memory, self.limits.max_sequences, settings.max_batch_tokens)
         self._loop = GenerationLoop(
             self.model,
             memory,
@@ -260,7 +260,7 @@ class GenerationEngine:
         def measure() -> None:
             room = self.cache.pages * PAGE_SIZE // 2
             tokens = min(self.settings.max_batch_tokens, room)
-            most = tokens, self.settings.max_sequences
+            most = tokens, self.limits.max_sequences
             costs = measure_steps(self.model, self._memory, self._loop.scheduler, *most)
             self._loop.costs = self._admission.times.costs = costs
 

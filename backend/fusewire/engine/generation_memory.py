@@ -1,4 +1,5 @@
-"""How long sequences may get, and how many pages there are for their keys and values."""
+"""How long sequences may get, how many run at once, and how many pages there are for their keys and
+values."""
 
 from __future__ import annotations
 
@@ -21,9 +22,20 @@ PAGE_SIZE = 16  # positions; a sequence's last page is half empty on average
 # Generated tokens of one request, over its continuations, in sequences of full length: a request
 # must not occupy a server for as long as it likes.
 MOST_FULL_SEQUENCES = 8
+# Sequences that run at once by default: on a GPU a step of 256 costs little more than one of 64.
+# Few are of full length, so that the KV cache has room for fewer of those. Sources are long.
+MOST_SEQUENCES, FULL_SEQUENCES = 256, 64
 # Share of the device's free memory that the KV cache takes by default. A machine has other work
 # than ours; on a GPU a step's activations and the libraries need some.
 FREE_SHARE = {"cpu": 0.25, "cuda": 0.9}
+
+
+def sequences_of(model: DecoderModel, settings: GenerationSettings) -> int:
+    """How many sequences run at once."""
+    if settings.max_sequences is not None:
+        return settings.max_sequences
+    many = model.place.device != "cpu" and not isinstance(model, Seq2SeqModel)
+    return min(MOST_SEQUENCES if many else FULL_SEQUENCES, settings.max_batch_tokens)
 
 
 def limits_of(
@@ -43,7 +55,7 @@ def limits_of(
         model.vocab_size,
         longest,
         tokens,
-        settings.max_sequences,
+        sequences_of(model, settings),
         source,
         speech,
         settings.max_audio_seconds,
@@ -85,7 +97,8 @@ def pages_for(model: DecoderModel, settings: GenerationSettings, limits: Generat
         device = model.place.device
         free_bytes = kernels.default_allocator(device).free_bytes()
         share = FREE_SHARE[device.partition(":")[0]]
-        pages = min(of_one * settings.max_sequences, int(free_bytes * share) // page_bytes)
+        sequences = settings.max_sequences or FULL_SEQUENCES
+        pages = min(of_one * sequences, int(free_bytes * share) // page_bytes)
     if pages < of_one:
         raise ConfigurationError(
             f"kv_cache_mib: got room for {pages * PAGE_SIZE} tokens, wanted at least "

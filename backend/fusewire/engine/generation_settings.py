@@ -30,11 +30,12 @@ class GenerationSettings(Settings):
         "time between tokens. For encoder-decoder models it also limits the length of a source.",
         json_schema_extra={"group": "batching"},
     )
-    max_sequences: int = Field(
-        default=64,
+    max_sequences: int | None = Field(
+        default=None,
         ge=1,
         le=4096,
-        description="Maximum number of sequences generated at the same time.",
+        description="Maximum number of sequences generated at the same time. Default: 256 for "
+        "decoders on a GPU, else 64.",
         json_schema_extra={"group": "generation"},
     )
     max_waiting: int = Field(
@@ -48,8 +49,9 @@ class GenerationSettings(Settings):
     kv_cache_mib: int | None = Field(
         default=None,
         ge=1,
-        description="Memory of the KV cache in MiB. Default: enough for max_sequences of "
-        "max_length, at most 90 % of a GPU's free memory or 25 % of the machine's memory.",
+        description="Memory of the KV cache in MiB. Default: enough for max_sequences, or 64 "
+        "where that is not set, of max_length, at most 90 % of a GPU's free memory or 25 % of the "
+        "machine's memory.",
         json_schema_extra={"group": "generation"},
     )
     kv_cache_dtype: KvCacheDtype = Field(
