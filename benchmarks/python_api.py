@@ -69,7 +69,6 @@ def main() -> None:
 def generation(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import fusewire
     from fusewire.engine.generation import GenerationEngine
-    from fusewire.engine.generation_settings import GenerationSettings
 
     if not options.prompts:
         return
@@ -80,9 +79,9 @@ def generation(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
         "prefix_caching": False,
         "threads": options.threads,
     }
-    roomy = GenerationSettings(max_waiting=max(options.prompts), **common)
     asked: dict[str, Any] = {"max_new_tokens": options.new_tokens, "ignore_eos": True}
     llm = fusewire.LLM(folder, device=options.device, **common)
+    roomy = llm.engine.settings.model_copy(update={"max_waiting": max(options.prompts)})
     with GenerationEngine(folder, roomy, options.device) as engine, llm:
         machine.settle()
         for count in options.prompts:

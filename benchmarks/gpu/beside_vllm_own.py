@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fusewire.api.llm import LARGE_STEP_TOKENS
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
@@ -33,7 +34,8 @@ def measure(model: str, cases: list[Case], out: Path, place: Place = GPU) -> Non
     shape = SHAPES[model]
     decoder = own_model(transformers_model(shape, place), place)
     sequences = max(case.sequences for case in cases)
-    with own.engine(decoder, sequences, beside_vllm.longest(cases)) as engine:
+    steps = {"max_batch_tokens": LARGE_STEP_TOKENS}  # as fusewire.LLM, to vLLM's class
+    with own.engine(decoder, sequences, beside_vllm.longest(cases), **steps) as engine:
         machine.settle()
 
         def generate(prompts: Prompts, new_tokens: int) -> float:

@@ -171,11 +171,17 @@ def _logits(model: DecoderModel, batch: StepBatch, cache: DecoderCache) -> Tenso
 
 
 @contextmanager
-def engine(model: DecoderModel, batch: int, longest: int) -> Iterator[GenerationEngine]:
+def engine(
+    model: DecoderModel, batch: int, longest: int, **more: Any
+) -> Iterator[GenerationEngine]:
     """Yields an engine with room for `batch` sequences of `longest` tokens, without prefix
-    caching."""
+    caching. `more`: further settings."""
     settings = GenerationSettings(
-        max_sequences=batch, max_length=longest, prefix_caching=False, dtype=model.place.dtype
+        max_sequences=batch,
+        max_length=longest,
+        prefix_caching=False,
+        dtype=model.place.dtype,
+        **more,
     )
     with tempfile.TemporaryDirectory() as folder:
         there = tokenizer_folder(Path(folder), model.vocab_size)

@@ -88,13 +88,9 @@ SECTIONS = (
     Section(
         "Generation on GPUs",
         "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
-        "each the only process on the GPU, the fastest of two runs. fusewire did not yet prepare "
-        "the next step on the host while the GPU computes. Measured again on another machine with "
-        "an NVIDIA H200 (2026-11-29, torch 2.11.0, `python -m benchmarks.gpu.beside_vllm_own`, "
-        "which then read each token as it came and now reads whole answers, as vLLM's side does), "
-        "a step takes fusewire, in the table's order, 0.264, 0.449 and 0.891 ms (GPT-2) and 4.22, "
-        "4.78, 7.09, 5.22 and 10.09 ms (Llama-3-8B); the whole runs of Llama-3-8B have 229, 2,006, "
-        "3,228, 9,463 and 15,553 tokens/s. The other tables compare single steps, prompts, whole "
+        "each the only process on the GPU, the fastest of two runs. Both read whole answers as "
+        "token ids, and compute as many tokens a step as their class for lists of prompts does by "
+        "default. The other tables compare single steps, prompts, whole "
         "answers and long contexts with a hand-written torch decoder, compiled and replayed as a "
         "CUDA graph, and with transformers.",
         (("gpu", "generation_vllm"), ("gpu", "generation")),

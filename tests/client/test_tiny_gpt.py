@@ -66,13 +66,30 @@ def test_it_asks_for_a_folder_before_it_trains(
         tiny_gpt.main()
 
 
+def learned(tiny_gpt: ModuleType, folder: Path) -> tuple[Path, Path]:
+    """Trains as the demo does. Returns the model's folder and a file of the text it learned."""
+    model, texts = folder / "model", folder / "texts.txt"
+    subprocess.run([sys.executable, str(SCRIPTS / "tiny_gpt.py"), str(model)], check=True)
+    texts.write_text("\n".join(tiny_gpt.prose().split("\n\n")[:200]))
+    return model, texts
+
+
+@pytest.mark.gpu
+@pytest.mark.sweep
+def test_8_bits_on_a_gpu_keep_what_it_learned(tiny_gpt: ModuleType, tmp_path: Path) -> None:
+    """e4m3 has 3 bits of mantissa, which costs a model this small ten times as much as int8."""
+    model, texts = learned(tiny_gpt, tmp_path)
+    for quantize, most in (("int8", 0.01), ("fp8", 0.03)):
+        found = parity(model, texts=texts, against="fp32", quantize=quantize, device="cuda")
+        assert found.perplexity_ratio is not None
+        assert 1e-5 < abs(found.perplexity_ratio - 1) < most, quantize
+
+
 @pytest.mark.sweep
 def test_int8_keeps_what_it_learned(tiny_gpt: ModuleType, tmp_path: Path) -> None:
     """Trained as the demo trains it, and asked on the text that it learned: layers, words and the
     head that shares their table are int8; the same smoothed."""
-    folder, texts = tmp_path / "model", tmp_path / "texts.txt"
-    subprocess.run([sys.executable, str(SCRIPTS / "tiny_gpt.py"), str(folder)], check=True)
-    texts.write_text("\n".join(tiny_gpt.prose().split("\n\n")[:200]))
+    folder, texts = learned(tiny_gpt, tmp_path)
     references = set()
     with smoothed(folder, 0.5, descriptions(folder), tmp_path, texts) as changed:
         for each in (folder, changed):
