@@ -30,6 +30,12 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # Each client has its own connection: closing or loading one does not affect the others.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+# The method of streams, with what writes its request and reads its responses.
+STREAM = (
+    "/inference.GRPCInferenceService/ModelStreamInfer",
+    pb.ModelInferRequest.SerializeToString,
+    pb.ModelStreamInferResponse.FromString,
+)
 
 
 def encode(call: Call) -> tuple[str, Any]:

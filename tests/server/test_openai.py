@@ -371,6 +371,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "messages: got 0, wanted 1..4096 messages; send at least one",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "text", "text: got none in"),
     ({"messages": [{"content": "x"}]}, "role", "role: got none in message 0"),
     ({"max_completion_tokens": 4000}, "max_completion_tokens", "max_completion_tokens: got 4000"),
     (

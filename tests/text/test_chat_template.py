@@ -239,6 +239,14 @@ def test_nesting_without_end_is_the_folders_fault() -> None:
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "messages: got a part of type 'image_url' in message 0, wanted parts of type text",
         ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "text: got none in a part of message 0, wanted a string, as the part's type is text",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": None}]}],
+            "text: got null in a part of message 0, wanted a string",
+        ),
         ([{"role": "user", "content": None}], "content: got null in message 0, wanted text"),
         ([{"role": "assistant", "content": None}], "content: got null in message 0, wanted text"),
         ([{"role": "user"}], "content: got none in message 0, wanted text"),

@@ -13,8 +13,13 @@ def text_of_parts(parts: list[Any], message: int) -> str:
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else type_name(part, "null")
-        if kind != "text" or not isinstance(part.get("text"), str):
+        if kind != "text":
             got = f"a part of type {str(kind)[:40]!r} in message {message}"
             raise InvalidInput("messages", got, "parts of type text", "send text alone")
-        texts.append(part["text"])
+        text = part.get("text")
+        if not isinstance(text, str):
+            found = type_name(text, "null") if "text" in part else "none"
+            wanted = "a string, as the part's type is text"
+            raise InvalidInput("text", f"{found} in a part of message {message}", wanted, "add it")
+        texts.append(text)
     return "\n".join(texts)

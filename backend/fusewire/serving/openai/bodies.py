@@ -103,12 +103,12 @@ def check_count(field: str, entries: list[Any], most: int) -> None:
         raise InvalidInput(field, got, f"at most {most}", "send several requests")
 
 
-def check_text(field: str, text: str) -> None:
-    """Raises InvalidInput for text that UTF-8 cannot encode."""
+def check_text(field: str, text: str, where: str = "") -> None:
+    """Raises InvalidInput for text that UTF-8 cannot encode. `where`: added to its place."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        got = f"a lone surrogate at {error.start}"
+        got = f"a lone surrogate at {error.start}{where}"
         raise InvalidInput(field, got, "text", "send valid Unicode") from None
 
 

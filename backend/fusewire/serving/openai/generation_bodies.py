@@ -15,7 +15,7 @@ from fusewire.generation.answer_parameters import MOST_LOGPROBS, MOST_SEQUENCES
 from fusewire.generation.no_effect import without_no_effect
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
-from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
+from fusewire.serving.openai.bodies import Body, Nullable, check_size, check_text, texts_or_ids
 from fusewire.serving.openai.errors import shown
 from fusewire.text.conversation import MOST_MESSAGES
 from fusewire.text.message_parts import text_of_parts
@@ -51,12 +51,16 @@ def _plain(messages: list[Any]) -> list[dict[str, Any]]:
         if not isinstance(message, dict):
             got, wanted = f"{shown(message)} in message {index}", "objects with role and content"
             raise InvalidInput("messages", got, wanted, "correct it")
-    return [
+    plain = [
         {**message, "content": text_of_parts(message["content"], index)}
         if isinstance(message.get("content"), list)
         else message
         for index, message in enumerate(messages)
     ]
+    for index, message in enumerate(plain):
+        if isinstance(content := message.get("content"), str):
+            check_text("content", content, f" in message {index}")
+    return plain
 
 
 Messages = Annotated[list[Any], AfterValidator(_plain)]
