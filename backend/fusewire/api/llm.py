@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fusewire import kernels
 from fusewire.api.arguments import listed
 from fusewire.api.generating_model import GeneratingModel
 from fusewire.api.offline import Prompt, answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
-from fusewire.devices import one_device
+from fusewire.devices import free_bytes, one_device
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
@@ -201,11 +200,9 @@ class LLM(GeneratingModel):
 
 def _batch_tokens(device: str) -> int | None:
     """Returns the default of max_batch_tokens; None: that of every engine."""
-    name = one_device(device)
-    if name == "cpu" or name not in dict(kernels.devices()):  # is refused where the model is loaded
-        return None
-    free_bytes = kernels.default_allocator(name).free_bytes()
-    return LARGE_STEP_TOKENS if free_bytes >= LARGE_STEP_FREE_BYTES else None
+    gpu = one_device(device)
+    large = gpu != "cpu" and free_bytes(gpu) >= LARGE_STEP_FREE_BYTES
+    return LARGE_STEP_TOKENS if large else None
 
 
 def _prompts(prompts: Any) -> list[Any]:
