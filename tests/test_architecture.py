@@ -489,6 +489,7 @@ MAY_IMPORT = {
     },
     "api": {
         "audio",
+        "devices",
         "engine",
         "errors",
         "generation",
