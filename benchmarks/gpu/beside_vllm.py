@@ -33,8 +33,11 @@ class Case:
         return f"{self.sequences} x {self.prompt}"
 
 
+SMALL = [Case(1, 1024), Case(64, 1024), Case(256, 128)]
 CASES = {
     "gpt2": [Case(1, 128), Case(32, 512), Case(64, 128)],
+    "qwen-0.5b": SMALL,
+    "qwen-1.5b": SMALL,
     "llama-8b": [Case(1, 1024), Case(16, 1024), Case(64, 1024), Case(64, 128), Case(256, 128)],
 }
 

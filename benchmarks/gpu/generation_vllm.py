@@ -1,5 +1,5 @@
 """Compares generation by our engine with vLLM's, each in its own process, on the same GPU: `python
--m benchmarks.gpu.generation_vllm [--models gpt2 llama-8b]`.
+-m benchmarks.gpu.generation_vllm [--models gpt2 qwen-0.5b qwen-1.5b llama-8b]`.
 
 Random weights of the published shapes in fp16, greedy, 128 new tokens for each prompt, all prompts
 submitted at once, host work included. A step is (time for 128 tokens - time for 8) / 120.

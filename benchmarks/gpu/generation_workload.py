@@ -95,6 +95,8 @@ def gpt(name: str, hidden: int, layers: int, heads: int, positions: int = 1024) 
 
 SHAPES = {
     "llama-8b": Shape("Llama-3-8B", "llama", 4096, 32, 32, 8, 14336, 128256, 32768),
+    "qwen-0.5b": Shape("Qwen2.5-0.5B's shape", "llama", 896, 24, 14, 2, 4864, 151936, 32768),
+    "qwen-1.5b": Shape("Qwen2.5-1.5B's shape", "llama", 1536, 28, 12, 2, 8960, 151936, 32768),
     "gpt2": gpt("GPT-2 124M", 768, 12, 12),
     "gpt-1.3b": gpt("GPT 1.3B", 2048, 24, 16),
     "eet-1024": gpt("EET-GPT 1024", 1024, 24, 16),
