@@ -66,13 +66,16 @@ demo: build $(TINY_GPT)/model.safetensors $(TINY_TRANSLATOR)/model.safetensors
 
 # Those that watch servers are not beside others, which would take their cores; three files at a
 # time, as a server that starts, ends or is healed waits for half of it. Files of long tests begin
-# first, or one worker would be left with them at the end. What measures time, marked `alone`, comes
-# last.
+# first, the longest before all, or one worker would be left with them at the end. What measures
+# time, marked `alone`, comes last.
 SERVERS := tests/server tests/chaos tests/load tests/deploy tests/examples tests/client/test_real_server.py
-LONG := $(patsubst %,tests/server/test_%.py,serve_command openai_limits healing progress launch \
-          healing_command lost_requests watchdog stopping hostile_folders openai images overload) \
+LONG := tests/examples/test_examples.py \
+          $(patsubst %,tests/server/test_%.py,serve_command images stopping launch watchdog) \
           tests/deploy/test_kubernetes.py \
-          $(wildcard tests/server/bad_input/test_*.py tests/load/test_*.py tests/examples/test_*.py)
+          $(patsubst %,tests/server/test_%.py,hostile_folders overload healing progress openai_limits control \
+            openai_encoders tensorflow_weights) \
+          $(wildcard tests/server/bad_input/test_*.py tests/load/test_*.py) \
+          $(patsubst %,tests/server/test_%.py,openai healing_command quantized seq2seq generate lost_requests)
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 test: $(VENV)/.test
