@@ -114,7 +114,8 @@ sweep: $(VENV)/.test $(VENV)/.release
 	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
-# one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
+# one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's: that
+# is built in the folder of `make build`, whose kernels for CPUs it takes.
 # Without -s zig makes debug information, seven eighths of every object, to strip it in the end.
 WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
@@ -128,9 +129,9 @@ wheels: $(VENV)/.release
 	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28 -s' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
 	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
-	@echo "== building the wheel for CPUs and GPUs (6 minutes on two cores)"
+	@echo "== building the wheel for CPUs and GPUs (5 minutes on two cores)"
 	rm build/wheels/*.whl
-	FUSEWIRE_CUDA=ON $(WHEEL) -C build-dir=build/wheels/cuda --wheel-dir build/wheels .
+	FUSEWIRE_CUDA=ON $(WHEEL) --wheel-dir build/wheels .
 	$(AUDITED) dist/cuda build/wheels/*.whl
 
 # Everything that needs a GPU: its tests, then its benchmarks.
