@@ -18,7 +18,7 @@ CUDA := $(or $(filter ON,$(FUSEWIRE_CUDA)),$(and $(filter AUTO,$(FUSEWIRE_CUDA))
 SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*' \
              -not -path 'client/build/*' -not -path '*.egg-info/*')
 
-.PHONY: build demo docs test sweep wheels gpu has-gpu serve bench load lint clean always
+.PHONY: build demo docs test sweep resolve wheels gpu has-gpu serve bench load lint clean always
 
 build: $(VENV)/.installed
 
@@ -92,8 +92,8 @@ test: $(VENV)/.test
 # left out. Nothing of numpy is in programs of C++, pages, the hub's downloads, text workers and texts
 # that no SentencePiece model reads; clients and benchmarks take what others installed, and processes
 # and trainers of torch take tensors.
-# What measures time, marked `alone` (the attacks, the faults), waits most of the time: the wheels
-# are compiled meanwhile, by processes that yield to all others.
+# What measures time, marked `alone` (the attacks, the faults), waits most of the time: requirements
+# are resolved and the wheels compiled meanwhile, by processes that yield to all others.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_architecture.py tests/test_hub.py \
@@ -101,8 +101,7 @@ NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_archi
             $(patsubst %,tests/text/test_%.py,bounded_json chat_template detokenizer languages long_pairs) \
             $(patsubst %,tests/train/test_%.py,bfloat16_parameters extra fsdp hosts lightning ddp packed_steps sharded step_processes)
 sweep: $(VENV)/.test $(VENV)/.release
-	.ci/resolve
-	nice -n 19 $(MAKE) wheels & wheels=$$!; \
+	nice -n 19 $(MAKE) resolve wheels & wheels=$$!; \
 	  $(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'; tests=$$?; \
 	  wait $$wheels && exit $$tests
 	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -112,6 +111,9 @@ sweep: $(VENV)/.test $(VENV)/.release
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' --each-value -n $(WORKERS) \
 	  --dist loadfile $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
 	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
+
+resolve: $(VENV)/.release
+	.ci/resolve
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's: that
