@@ -18,7 +18,7 @@ CUDA := $(or $(filter ON,$(FUSEWIRE_CUDA)),$(and $(filter AUTO,$(FUSEWIRE_CUDA))
 SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*' \
              -not -path 'client/build/*' -not -path '*.egg-info/*')
 
-.PHONY: build demo docs test sweep wheels gpu has-gpu serve bench load lint clean always
+.PHONY: build demo docs test sweep resolve wheels gpu has-gpu serve bench load lint clean always
 
 build: $(VENV)/.installed
 
@@ -66,13 +66,16 @@ demo: build $(TINY_GPT)/model.safetensors $(TINY_TRANSLATOR)/model.safetensors
 
 # Those that watch servers are not beside others, which would take their cores; three files at a
 # time, as a server that starts, ends or is healed waits for half of it. Files of long tests begin
-# first, or one worker would be left with them at the end. What measures time, marked `alone`, comes
-# last.
+# first, the longest before all, or one worker would be left with them at the end. What measures
+# time, marked `alone`, comes last.
 SERVERS := tests/server tests/chaos tests/load tests/deploy tests/examples tests/client/test_real_server.py
-LONG := $(patsubst %,tests/server/test_%.py,serve_command openai_limits healing progress launch \
-          healing_command lost_requests watchdog stopping hostile_folders openai images overload) \
+LONG := tests/examples/test_examples.py \
+          $(patsubst %,tests/server/test_%.py,serve_command images stopping launch watchdog) \
           tests/deploy/test_kubernetes.py \
-          $(wildcard tests/server/bad_input/test_*.py tests/load/test_*.py tests/examples/test_*.py)
+          $(patsubst %,tests/server/test_%.py,hostile_folders overload healing progress openai_limits control \
+            openai_encoders tensorflow_weights) \
+          $(wildcard tests/server/bad_input/test_*.py tests/load/test_*.py) \
+          $(patsubst %,tests/server/test_%.py,openai healing_command quantized seq2seq generate lost_requests)
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 test: $(VENV)/.test
@@ -89,8 +92,8 @@ test: $(VENV)/.test
 # left out. Nothing of numpy is in programs of C++, pages, the hub's downloads, text workers and texts
 # that no SentencePiece model reads; clients and benchmarks take what others installed, and processes
 # and trainers of torch take tensors.
-# What measures time, marked `alone` (the attacks, the faults), waits most of the time: the wheels
-# are compiled meanwhile, by processes that yield to all others.
+# What measures time, marked `alone` (the attacks, the faults), waits most of the time: requirements
+# are resolved and the wheels compiled meanwhile, by processes that yield to all others.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_architecture.py tests/test_hub.py \
@@ -98,8 +101,7 @@ NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_archi
             $(patsubst %,tests/text/test_%.py,bounded_json chat_template detokenizer languages long_pairs) \
             $(patsubst %,tests/train/test_%.py,bfloat16_parameters extra fsdp hosts lightning ddp packed_steps sharded step_processes)
 sweep: $(VENV)/.test $(VENV)/.release
-	.ci/resolve
-	nice -n 19 $(MAKE) wheels & wheels=$$!; \
+	nice -n 19 $(MAKE) resolve wheels & wheels=$$!; \
 	  $(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'; tests=$$?; \
 	  wait $$wheels && exit $$tests
 	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -110,8 +112,12 @@ sweep: $(VENV)/.test $(VENV)/.release
 	  --dist loadfile $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
 	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 
+resolve: $(VENV)/.release
+	.ci/resolve
+
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
-# one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
+# one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's: that
+# is built in the folder of `make build`, whose kernels for CPUs it takes.
 # Without -s zig makes debug information, seven eighths of every object, to strip it in the end.
 WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
@@ -125,9 +131,9 @@ wheels: $(VENV)/.release
 	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28 -s' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
 	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
-	@echo "== building the wheel for CPUs and GPUs (6 minutes on two cores)"
+	@echo "== building the wheel for CPUs and GPUs (5 minutes on two cores)"
 	rm build/wheels/*.whl
-	FUSEWIRE_CUDA=ON $(WHEEL) -C build-dir=build/wheels/cuda --wheel-dir build/wheels .
+	FUSEWIRE_CUDA=ON $(WHEEL) --wheel-dir build/wheels .
 	$(AUDITED) dist/cuda build/wheels/*.whl
 
 # Everything that needs a GPU: its tests, then its benchmarks.
