@@ -439,7 +439,8 @@ def test_reading_a_folder_that_never_ends_is_ended_by_a_signal(
     server = serving(tiny("bert", "classify"))
     until(lambda: server.pids("source_process"))
     server.process.terminate()
-    server.ends()
+    assert server.process.wait(ENDED_S) == 0
+    until(lambda: not server.traces())  # the reader, if it was just being started, ends by itself
 
 
 def test_the_supervisor_loads_no_web_framework_tokenizer_or_template(
