@@ -489,7 +489,6 @@ MAY_IMPORT = {
     },
     "api": {
         "audio",
-        "devices",
         "engine",
         "errors",
         "generation",

@@ -39,14 +39,6 @@ def found() -> list[int]:
     return [int(name.removeprefix("cuda:")) for name in names if name.startswith("cuda:")]
 
 
-def free_bytes(gpu: str) -> int:
-    """Returns the free memory of `cuda:<index>`; 0 if this build and machine do not have it."""
-    from fusewire import kernels
-
-    known = gpu in dict(kernels.devices())
-    return int(kernels.default_allocator(gpu).free_bytes()) if known else 0
-
-
 def cuda_built() -> bool:
     from fusewire import kernels
 

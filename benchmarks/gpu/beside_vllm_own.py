@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fusewire.api.llm import LARGE_STEP_TOKENS
 from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_memory import LARGE_STEP_TOKENS
 from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.request import GenerationRequest

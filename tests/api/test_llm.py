@@ -159,7 +159,7 @@ def test_its_memory_is_free_for_others_once_it_is_closed_or_dropped(folder: Path
 def test_steps_are_large_on_a_gpu_with_memory_for_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, needed_bytes: int, tokens: int
 ) -> None:
-    monkeypatch.setattr("fusewire.api.llm.LARGE_STEP_FREE_BYTES", needed_bytes)
+    monkeypatch.setattr("fusewire.engine.generation_memory.LARGE_STEP_FREE_BYTES", needed_bytes)
     with LLM(folder, device=device, kv_cache_mib=64) as llm:
         assert llm.engine.settings.max_batch_tokens == tokens
     with LLM(folder, device=device, kv_cache_mib=64, max_batch_tokens=100) as llm:

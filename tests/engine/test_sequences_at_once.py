@@ -1,4 +1,5 @@
-"""How many sequences run at once where no setting says so, and for how many there is memory."""
+"""How many sequences run at once where no setting says so, for how many there is memory, and how
+many tokens a step computes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ from typing import Any
 
 import pytest
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.generation_memory import PAGE_SIZE, pages_for, sequences_of
+from fusewire.engine.generation_memory import (
+    PAGE_SIZE,
+    pages_for,
+    sequences_of,
+    with_large_steps,
+)
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.models.seq2seq_model import Seq2SeqModel
 
@@ -46,6 +52,21 @@ def test_there_are_pages_for_64_of_full_length_or_for_as_many_as_are_asked_for(
         assert engine.cache.pages == 64 * of_one
         asked = GenerationSettings(max_sequences=100)
         assert pages_for(engine.model, asked, engine.limits) == 100 * of_one
+
+
+@pytest.mark.parametrize(
+    ("device", "free_gib", "tokens"),
+    [("cuda:0", 33, 8192), ("cuda:0", 31, 2048), ("cpu", 33, 2048)],
+)
+def test_steps_that_may_take_long_are_large_on_a_gpu_with_memory_for_them(
+    monkeypatch: pytest.MonkeyPatch, device: str, free_gib: int, tokens: int
+) -> None:
+    allocator = SimpleNamespace(free_bytes=lambda: free_gib << 30)
+    monkeypatch.setattr("fusewire.kernels.default_allocator", lambda _: allocator)
+    found = with_large_steps(model_on(device), GenerationSettings())
+    assert found.max_batch_tokens == tokens
+    asked = GenerationSettings(max_batch_tokens=2048)
+    assert with_large_steps(model_on(device), asked).max_batch_tokens == 2048
 
 
 @pytest.mark.gpu

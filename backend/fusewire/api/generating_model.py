@@ -19,11 +19,22 @@ class GeneratingModel:
     """A context manager: on exit the model's memory is freed. So it is when the object is dropped
     without having been closed."""
 
-    def _open(self, model: str | Path, revision: str | None, device: str, **settings: Any) -> None:
-        """`settings`: fields of GenerationSettings; None: the default."""
+    def _open(
+        self,
+        model: str | Path,
+        revision: str | None,
+        device: str,
+        *,
+        large_steps: bool = False,
+        **settings: Any,
+    ) -> None:
+        """`large_steps`: as of the engine. `settings`: fields of GenerationSettings; None: the
+        default."""
         given = {name: value for name, value in settings.items() if value is not None}
         self._folder = folder_for(type(self), model, revision)
-        engine = GenerationEngine(self._folder, GenerationSettings(**given), device)
+        engine = GenerationEngine(
+            self._folder, GenerationSettings(**given), device, large_steps=large_steps
+        )
         self._opened = [engine]  # empty once closed
         self._turns = Turns()
         # At the program's end the engine closes itself, while there are still threads.

@@ -15,7 +15,6 @@ from fusewire.api.generating_model import GeneratingModel
 from fusewire.api.offline import Prompt, answers
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
-from fusewire.devices import free_bytes, one_device
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
@@ -23,10 +22,6 @@ from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.text_processor import TextProcessor
 
 Message = Mapping[str, Any]
-
-# Nobody reads the tokens of a list as they come, so a step may take long: larger ones compute
-# prompts faster, on a GPU that has memory for their activations.
-LARGE_STEP_TOKENS, LARGE_STEP_FREE_BYTES = 8192, 64 << 30
 
 
 class LLM(GeneratingModel):
@@ -75,7 +70,7 @@ class LLM(GeneratingModel):
             max_sequences: Maximum number of sequences that run at the same time. Default: 256 for
                 decoders on a GPU, else 64.
             max_batch_tokens: Maximum number of tokens computed in one step. Default: 8192 on a GPU
-                with 64 GiB of free memory, else 2048.
+                with 32 GiB of memory beside the weights, else 2048.
             max_waiting: Maximum number of sequences in the engine beyond those that run; further
                 ones wait outside. Default: 256.
             kv_cache_mib: Size of the KV cache in MiB. Default: enough for max_sequences, or 64
@@ -96,12 +91,13 @@ class LLM(GeneratingModel):
             model,
             revision,
             device,
+            large_steps=True,  # nobody reads the tokens of a list as they come
             dtype=dtype,
             quantize=quantize,
             quantize_skip=quantize_skip,
             max_length=max_length,
             max_sequences=max_sequences,
-            max_batch_tokens=max_batch_tokens or _batch_tokens(device),
+            max_batch_tokens=max_batch_tokens,
             max_waiting=max_waiting,
             kv_cache_mib=kv_cache_mib,
             kv_cache_dtype=kv_cache_dtype,
@@ -196,13 +192,6 @@ class LLM(GeneratingModel):
     def _chat(self) -> Chat:
         template, longest = ChatTemplate.load(self._folder), self.engine.limits.max_length
         return Chat(TextProcessor(self.engine.tokenizer, template, longest).conversation)
-
-
-def _batch_tokens(device: str) -> int | None:
-    """Returns the default of max_batch_tokens; None: that of every engine."""
-    gpu = one_device(device)
-    large = gpu != "cpu" and free_bytes(gpu) >= LARGE_STEP_FREE_BYTES
-    return LARGE_STEP_TOKENS if large else None
 
 
 def _prompts(prompts: Any) -> list[Any]:

@@ -26,7 +26,13 @@ from fusewire.engine.deltas import Deltas
 from fusewire.engine.engine_counts import EngineCounts
 from fusewire.engine.generation_folder import check_beams, defaults_of, load_model, speech_of
 from fusewire.engine.generation_loop import GenerationLoop
-from fusewire.engine.generation_memory import PAGE_SIZE, cache_for, limits_of, pages_for
+from fusewire.engine.generation_memory import (
+    PAGE_SIZE,
+    cache_for,
+    limits_of,
+    pages_for,
+    with_large_steps,
+)
 from fusewire.engine.generation_scheduler import GenerationScheduler
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.generation_thread import GenerationThread
@@ -63,17 +69,22 @@ class GenerationEngine:
         device: str = "cpu",
         model: DecoderModel | None = None,
         look_ahead: bool | None = None,
+        large_steps: bool = False,
     ) -> None:
         """Loads the folder onto `device` (CheckpointError, ConfigurationError), or takes a model
         loaded from it as it is, and allocates the KV cache. `look_ahead`: whether steps are begun
         before the tokens of those before them are read, which changes no token; None: where the
-        device computes meanwhile (GPUs)."""
+        device computes meanwhile (GPUs). `large_steps`: whether steps may take long, where
+        max_batch_tokens is not set."""
         self.folder = Path(folder)
-        self.settings = settings = settings or GenerationSettings()
+        settings = settings or GenerationSettings()
         if settings.threads:
             kernels.set_num_threads(settings.threads)
         limit_tokenizer_threads(settings.threads)
         self.model = model or load_model(folder, settings, device)
+        if large_steps:
+            settings = with_large_steps(self.model, settings)
+        self.settings = settings
         self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
         self.log_mel, self.speech = speech_of(self.model, self.folder)
         timestamps = (

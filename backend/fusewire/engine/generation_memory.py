@@ -25,6 +25,9 @@ MOST_FULL_SEQUENCES = 8
 # Sequences that run at once by default: on a GPU a step of 256 costs little more than one of 64.
 # Few are of full length, so that the KV cache has room for fewer of those. Sources are long.
 MOST_SEQUENCES, FULL_SEQUENCES = 256, 64
+# Tokens of a step that may take long, which computes prompts faster, and the memory beside the
+# weights of which a tenth, all that the KV cache leaves, holds their activations in a 70B model.
+LARGE_STEP_TOKENS, LARGE_STEP_FREE_BYTES = 8192, 32 << 30
 # Share of the device's free memory that the KV cache takes by default. A machine has other work
 # than ours; on a GPU a step's activations and the libraries need some.
 FREE_SHARE = {"cpu": 0.25, "cuda": 0.9}
@@ -36,6 +39,17 @@ def sequences_of(model: DecoderModel, settings: GenerationSettings) -> int:
         return settings.max_sequences
     many = model.place.device != "cpu" and not isinstance(model, Seq2SeqModel)
     return min(MOST_SEQUENCES if many else FULL_SEQUENCES, settings.max_batch_tokens)
+
+
+def with_large_steps(model: DecoderModel, settings: GenerationSettings) -> GenerationSettings:
+    """The settings with larger steps, if they do not set max_batch_tokens and the model is on a GPU
+    with memory for their activations."""
+    if model.place.device == "cpu" or "max_batch_tokens" in settings.model_fields_set:
+        return settings
+    free_bytes = kernels.default_allocator(model.place.device).free_bytes()
+    if free_bytes < LARGE_STEP_FREE_BYTES:
+        return settings
+    return settings.model_copy(update={"max_batch_tokens": LARGE_STEP_TOKENS})
 
 
 def limits_of(
