@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,7 +62,8 @@ def main() -> None:
         **(gpu_facts.where if options.device != "cpu" else machine.facts)("fusewire"),
     }
     with tempfile.TemporaryDirectory() as work:
-        for row in [*generation(Path(work) / "gpt2", options), *encoders(Path(work), options)]:
+        both = generation(Path(work) / "gpt2", options), encoders(Path(work), options)
+        for row in chain(*both):
             records.append(options.out / "python_api.jsonl", [facts | row])
     print(f"rows added to {options.out / 'python_api.jsonl'}")
 
