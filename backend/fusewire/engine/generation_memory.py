@@ -22,8 +22,8 @@ PAGE_SIZE = 16  # positions; a sequence's last page is half empty on average
 # Generated tokens of one request, over its continuations, in sequences of full length: a request
 # must not occupy a server for as long as it likes.
 MOST_FULL_SEQUENCES = 8
-# Sequences that run at once by default: on a GPU a step of 256 costs little more than one of 64.
-# Few are of full length, so that the KV cache has room for fewer of those. Sources are long.
+# Sequences that run at once by default. On a GPU a step of 256 takes about twice as long as one of
+# 64. Few are of full length, so that the KV cache has room for fewer of those. Sources are long.
 MOST_SEQUENCES, FULL_SEQUENCES = 256, 64
 # Tokens of a step that may take long, which computes prompts faster, and the memory beside the
 # weights of which a tenth, all that the KV cache leaves, holds their activations in a 70B model.
