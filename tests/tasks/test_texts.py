@@ -50,6 +50,15 @@ def test_truncation_is_that_of_transformers(deploy, architecture, limit):
         assert encode(deployed, TextRow(text, pair), limit, truncate=True) == wanted
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_one_token_beside_the_special_tokens_is_room_enough_for_a_text(deploy, architecture):
+    deployed = deploy(architecture, "hidden")
+    tokenizer = deployed.tokenizer
+    limit = tokenizer.num_special_tokens_to_add(pair=False) + 1
+    wanted = tokenizer(LONG, truncation=True, max_length=limit)["input_ids"]
+    assert encode(deployed, TextRow(LONG), limit, truncate=True) == wanted
+
+
 def test_truncation_from_the_left_where_the_folder_says_so(deploy, tmp_path):
     source = deploy("bert", "hidden")
     shutil.copytree(source.folder, tmp_path / "left")

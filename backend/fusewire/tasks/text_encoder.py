@@ -64,7 +64,7 @@ class TextEncoder:
     def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
         """Sets `tokens` of each query. Returns the errors by the query's index."""
         errors: dict[int, FusewireError] = {}
-        groups: dict[tuple[int, bool], list[tuple[int, TextRow]]] = defaultdict(list)
+        groups: dict[tuple[int, bool, bool], list[tuple[int, TextRow]]] = defaultdict(list)
         # Rows are checked one by one only where an error must be located.
         known = self._known([row for query in queries for row in query.rows])
         for index, query in enumerate(queries):
@@ -87,11 +87,11 @@ class TextEncoder:
                         self._check_length(row, limit)
                     except InvalidInput as error:
                         errors[index] = error
-                groups[limit, truncate].append((index, row))
-        for (limit, truncate), grouped in groups.items():
+                groups[limit, truncate, row.pair is not None].append((index, row))
+        for (limit, truncate, pair), grouped in groups.items():
             members = [(index, row) for index, row in grouped if index not in errors]
             texts = [_text(queries[index].prompt, row) for index, row in members]
-            encodings = self._encode_group(texts, limit, truncate)
+            encodings = self._encode_group(texts, limit, truncate, pair)
             for (index, row), encoding in zip(members, encodings, strict=True):
                 if index in errors:
                     continue
@@ -128,12 +128,12 @@ class TextEncoder:
             raise InvalidInput("text_input", got, f"at most {most}", remedy)
 
     def _encode_group(
-        self, texts: list[str | tuple[str, str]], limit: int, truncate: bool
+        self, texts: list[str | tuple[str, str]], limit: int, truncate: bool, pair: bool
     ) -> list[Encoding | InvalidInput]:
         assert self.tokenizer is not None  # texts are refused earlier where there is none
         cut = None
         # Not truncated to a limit that does not even hold the special tokens: `_fitted` refuses it.
-        if truncate and limit > self.tokenizer.added_tokens(pair=True):
+        if truncate and limit > self.tokenizer.added_tokens(pair=pair):
             cut = {
                 "max_length": limit,
                 "stride": 0,
