@@ -49,6 +49,7 @@ class GenerationSettings(Settings):
     kv_cache_mib: int | None = Field(
         default=None,
         ge=1,
+        le=1 << 30,
         description="Memory of the KV cache in MiB. Default: enough for max_sequences, or 64 "
         "where that is not set, of max_length, at most 90 % of a GPU's free memory or 25 % of the "
         "machine's memory.",
