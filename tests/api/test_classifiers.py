@@ -178,8 +178,8 @@ def test_what_a_classifier_cannot_read_is_said(folder: Path) -> None:
     assert ours([]) == []
     with pytest.raises(InvalidInput, match="texts: got a mix of texts and pairs"):
         ours(["a", ("a", "b")])
-    with pytest.raises(InvalidInput, match="texts: got int"):
-        ours([1])
+    with pytest.raises(InvalidInput, match=r"texts: got int \(1\) at 1, wanted a str"):
+        ours(["a", 1])  # type: ignore[list-item]
     for pair in (("a", 7), {"text": "a", "text_pair": 7}):
         with pytest.raises(InvalidInput, match="pairs: got int at 0, wanted str"):
             ours([pair])  # type: ignore[list-item]

@@ -108,6 +108,8 @@ def test_what_is_no_prompt_is_named_with_its_place(llm: LLM, given: Any) -> None
     got = rf"prompts: got {'int' if given == 3 else 'bytes|NoneType|None'} at 1, wanted a text or"
     with pytest.raises(InvalidInput, match=got):
         llm.generate(["a", given])
+    with pytest.raises(InvalidInput, match=r"prompts: got keys \['text'\] at 1, wanted 'prompt' or"):
+        llm.generate(["a", {"text": "b"}])
 
 
 def test_a_conversation_may_have_parts_of_text(llm: LLM) -> None:

@@ -73,7 +73,7 @@ class Classifier(TextModel):
         check_top_k(top_k, "raise it, or give None for all")
         one = isinstance(texts, (str, Mapping, tuple))
         given: Any = [texts] if one else listed("texts", texts, "texts")
-        many = [_pair(text) for text in given]
+        many = [_pair(text, index) for index, text in enumerate(given)]
         if not many:
             return []
         paired = {pair is not None for _, pair in many}
@@ -102,13 +102,13 @@ class Classifier(TextModel):
         return [row[0] for row in found] if top_k == 1 else found
 
 
-def _pair(text: Text) -> tuple[str, str | None]:
+def _pair(text: Text, index: int) -> tuple[str, str | None]:
     if isinstance(text, str):
         return text, None
     if isinstance(text, tuple) and len(text) == 2:
         return text
     if isinstance(text, Mapping) and {"text"} <= text.keys() <= {"text", "text_pair"}:
         return text["text"], text.get("text_pair")
-    got = f"{type_name(text)} ({repr(text)[:40]})"
+    got = f"{type_name(text)} ({repr(text)[:40]}) at {index}"
     wanted = "a str, a pair of them, or {'text': …, 'text_pair': …}"
     raise InvalidInput("texts", got, wanted, "give texts")

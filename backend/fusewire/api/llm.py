@@ -210,7 +210,7 @@ def _plain(prompt: Any, index: int) -> Any:
         name = next((each for each in ("prompt_token_ids", "prompt") if each in prompt), None)
         if name is None:
             wanted = "'prompt' or 'prompt_token_ids'"
-            got = f"keys {list(prompt)}"
+            got = f"keys {list(prompt)} at {index}"
             raise InvalidInput("prompts", got, wanted, "give a text or token ids")
         prompt = prompt[name]
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
