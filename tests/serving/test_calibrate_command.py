@@ -27,6 +27,24 @@ def test_tensorflow_weights_are_sent_to_a_plain_import_first(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "no --quantize, wanted a format to measure; add it"),
+        ({"quantize_skip": "lm_head"}, "no --quantize, wanted a format to measure; add it"),
+        (
+            {"quantize": "int8", "quantize_skip": "lm_head"},
+            "--quantize-skip, wanted one of them, as matrices are measured to choose these names",
+        ),
+    ],
+)
+def test_texts_are_for_what_is_measured(
+    tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^calibrate: got 'texts.txt' and {message}"):
+        calibrated(tmp_path, settings, "cpu", Path("texts.txt"))
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], "smooth: got 0.5 and --quantize none, wanted --quantize int8"),

@@ -31,12 +31,14 @@ def calibrated(
     named = "quantize_skip" in settings
     if quantize == "none" or named:
         if file is not None:
-            got, remedy = (
-                ("--quantize-skip", "remove one of them") if named else ("no --quantize", "add it")
-            )
-            raise ConfigurationError(
-                f"calibrate: got {str(file)!r} and {got}, wanted a format to measure; {remedy}"
-            )
+            if quantize == "none":
+                rest = "no --quantize, wanted a format to measure; add it"
+            else:
+                rest = (
+                    "--quantize-skip, wanted one of them, as matrices are measured to choose these "
+                    "names; remove the other"
+                )
+            raise ConfigurationError(f"calibrate: got {str(file)!r} and {rest}")
         return None
     if quantize == "fp8":  # rows and channels have their own scales; there is nothing to choose
         if file is not None:
