@@ -110,6 +110,8 @@ def test_what_is_no_prompt_is_named_with_its_place(llm: LLM, given: Any) -> None
         llm.generate(["a", given])
     with pytest.raises(InvalidInput, match=r"prompts: got keys \['text'\] at 1, wanted 'prompt' or"):
         llm.generate(["a", {"text": "b"}])
+    with pytest.raises(InvalidInput, match=r"prompts\[1\]: text_input: .*\(a lone surrogate\), wanted"):
+        llm.generate(["a", "b\ud800"])
 
 
 def test_a_conversation_may_have_parts_of_text(llm: LLM) -> None:

@@ -39,7 +39,9 @@ def tokenizer_faults() -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerFault(str(error)[:120]) from None
+            # To the library, text that UTF-8 cannot encode is of the wrong type.
+            lone = isinstance(error, TypeError) and "TextEncodeInput" in str(error)
+            raise TokenizerFault("a lone surrogate" if lone else str(error)[:120]) from None
         raise
 
 
