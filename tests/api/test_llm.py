@@ -108,9 +108,9 @@ def test_what_is_no_prompt_is_named_with_its_place(llm: LLM, given: Any) -> None
     got = rf"prompts: got {'int' if given == 3 else 'bytes|NoneType|None'} at 1, wanted a text or"
     with pytest.raises(InvalidInput, match=got):
         llm.generate(["a", given])
-    with pytest.raises(InvalidInput, match=r"prompts: got keys \['text'\] at 1, wanted 'prompt' or"):
+    with pytest.raises(InvalidInput, match=r"prompts: got keys \['text'\] at 1, wanted"):
         llm.generate(["a", {"text": "b"}])
-    with pytest.raises(InvalidInput, match=r"prompts\[1\]: text_input: .*\(a lone surrogate\), wanted"):
+    with pytest.raises(InvalidInput, match=r"^prompts\[1\]: .*\(a lone surrogate\), wanted"):
         llm.generate(["a", "b\ud800"])
 
 

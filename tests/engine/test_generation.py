@@ -250,7 +250,7 @@ def test_more_memory_for_the_cache_than_there_is_is_refused_in_words(tmp_path):
     words = r"^kv_cache_mib: got 99999\d+, .*cpu is out of memory. Got .*; lower it, or "
     with pytest.raises(ConfigurationError, match=words):
         GenerationEngine(tiny_folder(tmp_path), settings=settings)
-    with pytest.raises(ConfigurationError, match="^kv_cache_mib: got 9223372036854775808, wanted"):
+    with pytest.raises(ConfigurationError, match="kv_cache_mib: got 9223372036854775808, wanted"):
         GenerationSettings(kv_cache_mib=1 << 63)
 
 
