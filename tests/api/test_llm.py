@@ -246,6 +246,13 @@ def test_a_prompts_tokens_have_log_probabilities(llm: LLM) -> None:
     assert llm.generate("x", max_new_tokens=1)[0].prompt_logprobs is None
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
+def test_errors_name_a_parameter_as_it_was_given(llm: LLM, name: str) -> None:
+    given: dict[str, Any] = {name: 9999}
+    with pytest.raises(InvalidInput, match=rf"^prompts\[0\]: {name}: got 9999"):
+        llm.generate("a", SamplingParams(**given))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

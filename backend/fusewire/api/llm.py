@@ -18,6 +18,7 @@ from fusewire.api.sampling_params import SamplingParams
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
+from fusewire.generation.spelling import ALIASES
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.text_processor import TextProcessor
 
@@ -248,7 +249,10 @@ def _parameters(
 
 
 def _asked(params: SamplingParams) -> dict[str, Any]:
-    return params.model_dump(exclude_unset=True)
+    """The parameters under the names that they were given by, which errors repeat."""
+    given = params.model_dump(exclude_unset=True)
+    alias = {field: name for name, field in ALIASES.items() if params.named(field) == name}
+    return {alias.get(field, field): value for field, value in given.items()}
 
 
 def _is_conversation(messages: Any) -> bool:
