@@ -69,7 +69,7 @@ class LLM(GeneratingModel):
             max_length: Maximum length of prompt and generated text together, in tokens; of an
                 encoder-decoder model of each of them. Default: the model's number of positions.
             max_sequences: Maximum number of sequences that run at the same time. Default: 256 for
-                decoders on a GPU, else 64.
+                decoders on a GPU, else 64, and at most max_batch_tokens.
             max_batch_tokens: Maximum number of tokens computed in one step. Default: 8192 on a GPU
                 with 32 GiB of memory beside the weights, else 2048.
             max_waiting: Maximum number of sequences in the engine beyond those that run; further

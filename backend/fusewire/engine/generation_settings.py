@@ -35,7 +35,7 @@ class GenerationSettings(Settings):
         ge=1,
         le=4096,
         description="Maximum number of sequences generated at the same time. Default: 256 for "
-        "decoders on a GPU, else 64.",
+        "decoders on a GPU, else 64, and at most max_batch_tokens.",
         json_schema_extra={"group": "generation"},
     )
     max_waiting: int = Field(
