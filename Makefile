@@ -131,7 +131,7 @@ wheels: $(VENV)/.release
 	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28 -s' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
 	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
-	@echo "== building the wheel for CPUs and GPUs (5 minutes on two cores)"
+	@echo "== building the wheel for CPUs and GPUs (6 minutes on two cores)"
 	rm build/wheels/*.whl
 	FUSEWIRE_CUDA=ON $(WHEEL) --wheel-dir build/wheels .
 	$(AUDITED) dist/cuda build/wheels/*.whl

@@ -130,7 +130,7 @@ class AsyncGrpcTransport(_Grpc):
     grpcio frees the memory of an operation, and a message that it received, only if the task that
     waits for it is not cancelled (https://github.com/grpc/grpc/issues/43360). So the calls are
     cancelled, which ends their operations at once, and not the tasks. What remains: it never frees
-    the hundred bytes in which a stream awaits its first response.
+    that in which a stream that is left waits for its first response.
     """
 
     _channels = grpc.aio
