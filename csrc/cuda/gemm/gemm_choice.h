@@ -13,11 +13,11 @@
 // of the error, the fastest kernels add in the longest chains, and the library takes this into
 // account.
 //
-// Timing synchronises the stream and takes some tens of milliseconds. It happens while a model
-// loads, outside of graph capture: the model runs once with the number of rows of each bucket
-// (row_buckets). On a stream that is not tuning nothing is timed: an unknown key uses the choice of
-// the nearest bucket, or cuBLASLt's first suggestion. With FUSEWIRE_GEMM_TIMING=0 in the
-// environment nothing is timed on any stream.
+// Timing synchronises the stream and takes some tens of milliseconds, or some tenths of a second
+// for long products of full steps. It happens while a model loads, outside of graph capture: the
+// model runs once with the number of rows of each bucket (row_buckets). On a stream that is not
+// tuning nothing is timed: an unknown key uses the choice of the nearest bucket, or cuBLASLt's
+// first suggestion. With FUSEWIRE_GEMM_TIMING=0 in the environment nothing is timed on any stream.
 #pragma once
 
 #include <algorithm>

@@ -20,6 +20,11 @@ constexpr int kFirstLook = 4;   // a first timing has this many times fewer prod
 constexpr double kFinal = 1.2;  // times the fastest: those within it are timed again, kRounds times
 constexpr int kRounds = 3;
 constexpr double kNoise = 1.01;  // choices within this factor of the fastest count as equal
+// Products that take long and are computed for long are limited by the device's power, which is
+// averaged over tens of milliseconds: the fastest at first may not be the fastest then.
+constexpr uint64_t kLongNanoseconds = 100'000;
+constexpr double kSustainedNanoseconds = 5e7;  // until the clock has settled, and then timed
+constexpr double kSustainedFinal = 1.05;       // times the fastest: those within it run so long
 
 template <class T>
 __device__ T filled(float x) {
@@ -205,11 +210,27 @@ class Trial {
     constexpr long long kCyclesToQueueOne = 24000;  // 12 us, as cuBLASLt needs on a slow host
     pause_kernel<<<1, 1, 0, handle(stream_)>>>((products + 1) * kCyclesToQueueOne);
     check(cudaGetLastError(), "pause");
-    check(cudaEventRecord(begin_, handle(stream_)), "event");
+    return timed(choice, products);
+  }
+
+  // The time of a product among many of its kind, which take `each` nanoseconds alone.
+  uint64_t sustained_nanoseconds(const GemmChoice& choice, uint64_t each) {
+    const int products = static_cast<int>(kSustainedNanoseconds / static_cast<double>(each)) + 1;
+    run(choice, products);
+    return timed(choice, products);
+  }
+
+ private:
+  void run(const GemmChoice& choice, int products) {
     for (int i = 0; i < products; ++i) {
       operands_.run_rows(stream_);
       run_gemm<T>(operands_.next(), choice, stream_);
     }
+  }
+
+  uint64_t timed(const GemmChoice& choice, int products) {
+    check(cudaEventRecord(begin_, handle(stream_)), "event");
+    run(choice, products);
     check(cudaEventRecord(end_, handle(stream_)), "event");
     check(cudaEventSynchronize(end_), "timing");
     float milliseconds = 0;
@@ -217,12 +238,46 @@ class Trial {
     return std::max<uint64_t>(1, static_cast<uint64_t>(milliseconds * 1e6f / products));
   }
 
- private:
   Operands<T> operands_;
   const Stream& stream_;
   Event begin_, end_;
   int products_;
 };
+
+using Finalists = std::vector<GemmChoice*>;
+
+// Keeps those within the factor of the fastest.
+void keep(Finalists& choices, double factor) {
+  uint64_t best = ~uint64_t{0};
+  for (const GemmChoice* choice : choices) best = std::min(best, choice->nanoseconds);
+  const auto limit = static_cast<uint64_t>(static_cast<double>(best) * factor);
+  const auto slow = [&](const GemmChoice* choice) { return choice->nanoseconds > limit; };
+  choices.erase(std::remove_if(choices.begin(), choices.end(), slow), choices.end());
+}
+
+// Times those that may be fastest again and returns the fastest of all.
+template <class T>
+GemmChoice& fastest(Trial<T>& trial, std::vector<GemmChoice>& timed, bool full_step) {
+  Finalists finalists;
+  for (GemmChoice& choice : timed) finalists.push_back(&choice);
+  keep(finalists, kFinal);
+  // In turn: disturbances only make a timing longer.
+  for (int round = 0; round < kRounds; ++round) {
+    for (GemmChoice* choice : finalists) {
+      const uint64_t again = trial.nanoseconds(*choice, trial.products());
+      choice->nanoseconds = round == 0 ? again : std::min(choice->nanoseconds, again);
+    }
+  }
+  keep(finalists, kSustainedFinal);
+  if (full_step && finalists[0]->nanoseconds >= kLongNanoseconds) {
+    for (GemmChoice* choice : finalists) {
+      choice->nanoseconds = trial.sustained_nanoseconds(*choice, choice->nanoseconds);
+    }
+    keep(finalists, 1.0);
+  }
+  keep(finalists, kNoise);
+  return *finalists[0];
+}
 
 }  // namespace
 
@@ -248,27 +303,13 @@ std::optional<GemmChoice> time_gemm(const GemmArguments& shape,
     choice.nanoseconds = trial->nanoseconds(choice, few);
     choice.nanoseconds = std::min(choice.nanoseconds, trial->nanoseconds(choice, few));
   }
-  const auto within = [&](double factor) {
-    uint64_t best = ~uint64_t{0};
-    for (const GemmChoice& choice : timed) best = std::min(best, choice.nanoseconds);
-    return static_cast<uint64_t>(static_cast<double>(best) * factor);
-  };
+  // Steps under load are as large as max_batch_tokens, mostly a power of two. Only these are timed
+  // for long, so that a model still loads in seconds.
+  const bool full_step = (shape.m & (shape.m - 1)) == 0;
   while (!timed.empty()) {
-    // Times those that may be fastest again, in turn: disturbances only make a timing longer.
-    const uint64_t limit = within(kFinal);
-    for (int round = 0; round < kRounds; ++round) {
-      for (GemmChoice& choice : timed) {
-        if (choice.nanoseconds > limit) continue;
-        const uint64_t again = trial->nanoseconds(choice, trial->products());
-        choice.nanoseconds = round == 0 ? again : std::min(choice.nanoseconds, again);
-      }
-    }
-    const uint64_t enough = within(kNoise);
-    const auto best = std::find_if(timed.begin(), timed.end(), [&](const GemmChoice& choice) {
-      return choice.nanoseconds <= enough;
-    });
-    if (trial->rounds_once(*best)) return *best;
-    timed.erase(best);
+    const GemmChoice& best = fastest(*trial, timed, full_step);
+    if (trial->rounds_once(best)) return best;
+    timed.erase(timed.begin() + (&best - timed.data()));
   }
   return {};
 }
