@@ -340,6 +340,7 @@ MAY_IMPORT = {
         "engine.generation_step",
     },
     "engine.look_ahead": {
+        "kernels",
         "models",
         "engine.beam_groups",
         "engine.beams_ahead",

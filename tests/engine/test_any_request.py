@@ -44,19 +44,21 @@ def seq2seq_folder(folder: Path) -> Path:
 @pytest.fixture(
     scope="module",
     params=[
-        (GenerationEngine, tiny_folder, 24),
-        (ShortOfPages, tiny_folder, 24),
-        (GenerationEngine, seq2seq_folder, LONGEST // 2),
-        (ShortOfPages, seq2seq_folder, LONGEST // 2),
+        (GenerationEngine, tiny_folder, 24, True),
+        (ShortOfPages, tiny_folder, 24, True),
+        (GenerationEngine, seq2seq_folder, LONGEST // 2, False),
+        (ShortOfPages, seq2seq_folder, LONGEST // 2, True),
     ],
-    ids=["gpt2", "gpt2 short of pages", "bart", "bart short of pages"],
+    ids=["gpt2 ahead", "gpt2 short of pages ahead", "bart", "bart short of pages ahead"],
 )
 def engine(request, tmp_path_factory) -> Iterator[GenerationEngine]:
-    kind, folder, tokens = request.param
+    """Some look ahead, as engines on GPUs do."""
+    kind, folder, tokens, ahead = request.param
     sizes = GenerationSettings(
         max_length=LONGEST, max_batch_tokens=tokens, max_sequences=8, max_waiting=1000
     )
-    with kind(folder(tmp_path_factory.mktemp("model")), sizes) as engine:
+    made = kind(folder(tmp_path_factory.mktemp("model")), sizes, look_ahead=ahead)
+    with made as engine:
         yield engine
 
 

@@ -29,7 +29,11 @@ class Engine:
         max_batch_tokens: int = 64,
         max_sequences: int = 8,
         prefix_caching: bool = True,
+        looks_ahead: bool = False,
     ) -> None:
+        """`looks_ahead`: plans the next step before it samples where the scheduler can."""
+        self.looks_ahead = looks_ahead
+        self.ahead: Step | None = None
         self.cache = KvCache(pages, page_size, prefix_caching)
         self.scheduler = GenerationScheduler(self.cache, max_batch_tokens, max_sequences)
         self.memory = PagedMemory(pages, page_size)
@@ -50,6 +54,10 @@ class Engine:
     def step(self) -> Step:
         """One turn of the engine's loop."""
         self.now += 1
+        if self.ahead is not None:
+            step, self.ahead = self.ahead, None
+            self.compute(step)
+            return step
         running, waiting = self.those(State.RUNNING), self.those(State.WAITING)
         single = [sequence for sequence in running if sequence.left == 1]
         returning = [sequence for sequence in waiting if sequence.started]
@@ -65,9 +73,15 @@ class Engine:
             if source.readers:  # else cancelled after it was planned
                 self.memory.encode(source, everyone)
         self.store([chunk for chunk in step.chunks if chunk.sequence.pages], everyone)
-        for sequence, forks in self.scheduler.done(step):
+        forked = self.scheduler.done(step)
+        for sequence, forks in forked:
             assert sequence.left == 0
             self.known += forks
+        if self.looks_ahead and not forked:
+            running, waiting = self.those(State.RUNNING), self.those(State.WAITING)
+            self.ahead = self.scheduler.plan_ahead(step, self.now)
+            if self.ahead is not None:
+                self._check_ahead(self.ahead, running, waiting)
         for sequence in self.those(State.RUNNING):
             if sequence.returning:
                 continue
@@ -76,6 +90,8 @@ class Engine:
             assert sequence.stored == sequence.pages.length
             if sequence.left == 0:
                 self.sample(sequence)
+        if not self.scheduler.running:
+            self.ahead = None
 
     def store(self, chunks: list[Chunk], everyone: list[SequencePages]) -> None:
         """Of sequences that were not cancelled after they were planned."""
@@ -149,6 +165,30 @@ class Engine:
             source = sequence.pages.source
             assert (source is None) == (sequence.source is None)
             assert source is None or source.stored != (source in step.sources)
+
+    def _check_ahead(self, step, running, waiting):
+        """All that run go on, with tokens that are yet to be sampled or with their prompts; plain
+        ones that wait may begin, in order."""
+        chunks = {sequence: tokens for sequence, _, tokens in step.chunks}
+        assert len(chunks) == len(step.chunks) <= self.slots
+        assert step.tokens == sum(chunks.values()) <= self.budget
+        assert all(first == sequence.stored for sequence, first, _ in step.chunks)
+        assert step.copies == step.preempted == step.encodes == step.groups == []
+        decodes = step.decodes.rows.sequences
+        assert {*decodes} == {sequence for sequence in running if sequence.left == 0}
+        for sequence, first, tokens in step.prompts:
+            assert sequence.plain
+            assert 1 <= tokens <= sequence.left
+            assert first + tokens <= len(sequence.pages.table) * self.cache.page_size
+        begun = [sequence for sequence in self.those(State.RUNNING) if sequence not in running]
+        assert set(begun) <= chunks.keys()
+        assert all(sequence in waiting for sequence in begun)
+        assert sum(one.continuations for one in self.those(State.RUNNING)) <= self.slots
+        rest = sorted((s for s in running if s.left), key=lambda s: s.rank)
+        short = False
+        for sequence in rest + [s for s, _, _ in step.prompts if s in begun]:
+            assert not short or sequence not in chunks
+            short |= chunks.get(sequence, 0) < sequence.left
 
 
 def missing(sequence: GenerationSequence) -> int:
@@ -559,6 +599,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 6),
         more_tokens=st.integers(0, 8),
         prefix_caching=st.booleans(),
+        looks_ahead=st.booleans(),
     )
     def start(self, max_sequences, more_tokens, **wishes):
         self.engines = [
@@ -619,6 +660,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             plan[0][:] = [(*chunk[:3], chunk[3] and chunk[3].table[:]) for chunk in plan[0]]
         assert plans[0] == plans[1]
 
+    def compute_what_is_ahead(self):
+        while self.engines[0].ahead is not None:
+            looks_ahead = self.engines[0].looks_ahead
+            for engine in self.engines:
+                engine.looks_ahead = False
+            self.step()
+            for engine in self.engines:
+                engine.looks_ahead = looks_ahead
+
     @rule(data=st.data())
     def cancel(self, data):
         place = self.place(data)
@@ -630,6 +680,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel_after_the_plan(self, data):
         place = self.place(data)
+        self.compute_what_is_ahead()
         for engine in self.engines:
             step = engine.scheduler.plan(engine.now)
             if place is not None:
@@ -641,6 +692,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         place = self.place(data)
         if place is None:
             return
+        self.compute_what_is_ahead()
         for engine in self.engines:
             sequence = engine.known[place]
             widths = sum(one.continuations for one in engine.those(State.RUNNING))

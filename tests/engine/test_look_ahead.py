@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.engine.generation_step import Step
 from fusewire.errors import ComputeFailed
 from fusewire.generation.request import GenerationRequest
 from fusewire.models import Seq2SeqModel
@@ -189,27 +190,57 @@ def test_those_that_go_on_wait_for_none_that_end_by_a_token(engines):
     assert ahead.ahead == 39 - forces_first(ahead)
 
 
-@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
-def test_one_that_joins_makes_all_wait_once(engines, monkeypatch):
-    tokens, planned = [], []
-    plan = engines[1]._loop.scheduler.plan
+def noted_plans(engine: Both, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """The steps that the engine plans when it has read all tokens."""
+    found: list[Step] = []
+    plan = engine._loop.scheduler.plan
 
-    def counted(now):
-        planned.append(step := plan(now))
+    def noted(now: float) -> Step:
+        step = plan(now)
+        if not step.empty:
+            found.append(step)
         return step
 
-    monkeypatch.setattr(engines[1]._loop.scheduler, "plan", counted)
+    monkeypatch.setattr(engine._loop.scheduler, "plan", noted)
+    return found
+
+
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_nobody_waits_for_one_that_joins(engines, monkeypatch):
+    """Its prompt, in chunks where it is long, is computed in steps that are begun ahead. One with a
+    source, which is encoded first, makes all wait once."""
+    tokens, planned = [], noted_plans(engines[1], monkeypatch)
     for engine in engines:
         asked = [ask(engine, [1], max_new_tokens=90, ignore_eos=True)[0]]
         asked[0].next()
-        for prompt in range(2, 5):
+        encodes = isinstance(engine.model, Seq2SeqModel)
+        for length in (1, 20, 23 if encodes else 70):
             pass_steps(engine, 4)
-            asked.append(ask(engine, [prompt], max_new_tokens=20, ignore_eos=True)[0])
+            asked.append(ask(engine, [5] * length, max_new_tokens=20, ignore_eos=True)[0])
             asked[-1].next()
         tokens.append([answer.finish().tokens() for answer in asked])
     assert tokens[0] == tokens[1]
-    if not isinstance(engines[1].model, Seq2SeqModel):  # nothing is forced
-        assert sum(not step.empty for step in planned) == 4
+    assert len(planned) >= 4 if encodes else len(planned) == 1
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [{"n": 2, "temperature": 1.0, "seed": 3}, {"prompt_logprobs": 0}, {"num_beams": 2}],
+    ids=["forks", "scored", "beams"],
+)
+def test_one_that_is_not_plain_makes_all_wait(tmp_path, monkeypatch, apart):
+    tokens, both = [], pair(tiny_folder(tmp_path))
+    planned = noted_plans(both[1], monkeypatch)
+    for engine in both:
+        first = ask(engine, [1], max_new_tokens=60, ignore_eos=True)[0]
+        first.next()
+        pass_steps(engine, 4)
+        asked = {"max_new_tokens": 8, "ignore_eos": True, **apart}
+        other = ask(engine, [2, 3, 4], **asked)[0].finish(apart.get("n", 1))
+        tokens.append([told(first.finish()), told(other)])
+        engine.close()
+    assert tokens[0] == tokens[1]
+    assert sum(bool(step.begun) for step in planned) == 2
 
 
 def test_sequences_that_run_out_of_pages_are_answered_as_without(engines):
@@ -232,6 +263,29 @@ def test_a_request_that_is_cancelled_ends_while_its_next_step_is_under_way(engin
         assert cancelled.cancelled
         assert len(other.finish().tokens()) == 25
         assert between_steps(engine, lambda engine=engine: engine.counts().live_tokens) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_are_cancelled_at_any_time_change_no_other_answer(engines, seed):
+    """Also while the step that begins them, or completes their prompts, is under way."""
+    found = []
+    for engine in engines:
+        chosen, kept, cancelled = random.Random(seed), [], []
+        for prompt in random_sources(40, seed, 20):
+            asked = {"max_new_tokens": chosen.randint(1, 30), **chosen.choice(GOES_ON)}
+            answer, ticket = ask(engine, prompt, **asked)
+            if chosen.random() < 0.5:
+                kept.append((asked.get("n", 1), answer))
+            else:
+                cancelled.append(ticket)
+            pass_steps(engine, chosen.choice((0, 1, 1, 2)))
+            if cancelled and chosen.random() < 0.7:
+                cancelled.pop().cancel()
+        for ticket in cancelled:
+            ticket.cancel()
+        found.append([told(answer.finish(count)) for count, answer in kept])
+        assert between_steps(engine, lambda engine=engine: engine.counts().live_tokens) == 0
+    assert found[0] == found[1]
 
 
 @contextmanager

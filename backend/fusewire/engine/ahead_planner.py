@@ -1,11 +1,14 @@
 """The step after one whose tokens nobody has read: pure policy, no kernels.
 
-All sequences of the step are taken to go on, and what is computed of one that ended is in vain. A
-step is planned so only where it does not depend on the tokens: it has the sequences of the one
-before and no others, with pages for all of them. Where there is none, nothing has changed.
+All sequences of the step are taken to go on, and what is computed of one that ended is in vain; its
+slot and pages are free a step later. A step is planned so only where it does not depend on the
+tokens: it has the sequences of the one before, with pages for all of them, and chunks of plain
+prompts, also of those that begin. Where there is none, nothing has changed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from fusewire.engine.beam_rows import BeamRowsOf
 from fusewire.engine.generation_queue import GenerationQueue
@@ -25,35 +28,53 @@ class AheadPlanner:
         running: RunningSequences,
         admission: SequenceAdmission,
         max_batch_tokens: int,
+        continue_prompts: Callable[[Step], int],
     ) -> None:
+        """`continue_prompts`: puts chunks of running prompts into a step, and returns what is left
+        of its budget."""
         self._cache = cache
         self._waiting = waiting
         self._running = running
         self._admission = admission
         self._max_batch_tokens = max_batch_tokens
+        self._continue_prompts = continue_prompts
 
     def plan(self, step: Step, now: float) -> Step | None:
-        """The step after one that is done (GenerationScheduler); None where others are to run too,
-        or pages are short."""
+        """The step after one that is done (GenerationScheduler); None where others than plain ones
+        are to run too, or pages are short."""
         running = self._running
         if not running.rows.are_of(step.decodes.rows):
             return None
         # Those whose prompt is stored go on with the token that nobody has read.
-        if any([each.left for each in running.prompts]) or (step.prompts and running.groups):
-            return None
-        budget = self._max_batch_tokens - len(step.decodes.rows.sequences) - running.beams
-        if (waiting := self._waiting.first) and not self._admission.must_wait(waiting, budget):
-            return None
+        ready = [each for each in running.prompts if not each.left]
+        prompts = [each for each in running.prompts if each.left]
         if running.groups:
+            if prompts or step.prompts or self._begins(plain=False):
+                return None
             return self._plan_groups(step, now)
+        plain = all([each.plain for each in prompts])
+        if not plain or self._begins(plain=True) or not (running.rows or ready):
+            return None
         if running.wanted_pages(running.prompts, self._cache) > self._cache.available:
             return None
-        for sequence in running.prompts:
+        for sequence in ready:
+            running.prompts.remove(sequence)
             running.rows.join(sequence)
-        running.prompts.clear()
         copies = running.rows.grow(self._cache)
-        assert not copies  # only a fork shares a page that is not full, and its step is planned
-        return Step(running.rows.decodes(), expired=self._waiting.expire(now))
+        step = Step(running.rows.decodes(), copies=copies, expired=self._waiting.expire(now))
+        budget = self._continue_prompts(step)
+        assert not step.copies  # only a fork shares a page that is not full: its step is planned
+        self._admission.admit(step, budget, only_plain=True)
+        return step
+
+    def _begins(self, *, plain: bool) -> bool:
+        """Whether the first that waits can run in the next step, and is not `plain` where those may
+        be."""
+        waiting = self._waiting.first
+        if waiting is None or (plain and waiting.plain):
+            return False
+        budget = self._max_batch_tokens - len(self._running.rows) - self._running.beams
+        return not self._admission.must_wait(waiting, budget)
 
     def _plan_groups(self, step: Step, now: float) -> Step | None:
         """As `plan`, for a step of groups alone. Pages for the forks after it are not reserved yet,

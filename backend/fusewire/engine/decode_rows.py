@@ -60,6 +60,9 @@ class DecodeRows:
         self._last: Rows | None = None  # the last ones, of which some may have left since
         self._order = np.zeros(0, np.intp)  # their slots
 
+    def __len__(self) -> int:
+        return len(self._sequences)
+
     def __contains__(self, sequence: GenerationSequence) -> bool:
         return sequence in self._slots
 

@@ -136,7 +136,7 @@ class GenerationLoop:
             self.costs.forget()
         self._computed_at = now
         for sequence in step.begun:
-            if not sequence.goes_on:
+            if not sequence.goes_on and sequence in self._requests.owners:
                 self.queue_seconds.append(now - self._requests.owners[sequence][0].place.taken_at)
         try:
             began = time.perf_counter()
@@ -186,8 +186,9 @@ class GenerationLoop:
         self.progress.begin(tokens)
         self.scheduler.done(step)
         if isinstance(ahead.draws, PendingDraws):
-            owners = step.decodes.rows.owners
-            self._take(ahead.draws, owners.sampling, owners, (), step, now, goes_on=True)
+            owners, others = step.decodes.rows.owners, ahead.others
+            assert ahead.sampling is not None
+            self._take(ahead.draws, ahead.sampling, owners, others, step, now, goes_on=True)
         else:
             self._take_beams(ahead.draws, step, now)
         self.progress.end(tokens)
@@ -253,8 +254,7 @@ class GenerationLoop:
         if self._look_ahead and goes_on:
             left = [decodes.most_left, *(branch.most_left for _, branch in others)]
             if max(left) > 1 and 0 not in left[1:]:
-                drawn = [*step.decodes.rows.sequences]
-                drawn += [branch.sequence for _, branch in others if branch.sequence]
+                drawn = [*step.decodes.rows.sequences, *(branch.sequence for _, branch in others)]
                 asked = step, pending, sampling, drawn, self._requests.owners, now
                 self._expire(self._look_ahead.begin(*asked))
         all_run = self._look_ahead is None or decodes.all_run

@@ -72,7 +72,12 @@ class GenerationScheduler:
         self._waiting = GenerationQueue()
         self._admission = SequenceAdmission(cache, self._waiting, self._running, max_sequences)
         self._ahead = AheadPlanner(
-            cache, self._waiting, self._running, self._admission, max_batch_tokens
+            cache,
+            self._waiting,
+            self._running,
+            self._admission,
+            max_batch_tokens,
+            self._continue,
         )
         self._checked: tuple[int, ...] = ()  # how large the last one was that could run
         self._arrivals = count()

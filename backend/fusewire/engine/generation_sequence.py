@@ -77,6 +77,13 @@ class GenerationSequence:
         return len(self.token_ids) - self.stored
 
     @property
+    def plain(self) -> bool:
+        """Whether a step has nothing to do for it but to compute its tokens: no encoder pass, no
+        forks or beams, no logits within its prompt."""
+        apart = self.source is not None or self.slots > 1 or self.beams or self.search is not None
+        return not apart and self.scored == self.to_score
+
+    @property
     def reusable(self) -> int:
         """Tokens that need not be computed where the prefix cache has them: logits come with
         computing alone."""

@@ -31,12 +31,16 @@ class Packed(NamedTuple):
     groups: list[GenerationSequence]
 
 
-def pack_ahead(decodes: Decodes) -> StepBatch:
-    """The batch of decodes whose tokens nobody has read: zeros are in their place."""
-    if decodes.rows.sources is None:
-        decodes.rows.sources = _source_table(decodes.rows.sequences)
-    unread = np.zeros(len(decodes.rows.sequences), np.int64)
-    return _one_each(unread, decodes.positions, decodes.block_table, decodes.rows.sources)
+def pack_ahead(step: Step, tokens: Tensor) -> Packed:
+    """Packs a step of decodes, whose `tokens` nobody has read, and of prompts: zeros are in the
+    place of the tokens."""
+    rows = step.decodes.rows
+    batch = _decodes(step.decodes, np.zeros(len(rows.sequences), np.int64))
+    if not step.prompts:
+        return Packed(replace(batch, sampled=tokens, rows=rows), [*rows.sequences], [])
+    part, ready, _ = _prompts(step.prompts)
+    batch = replace(_end_to_end([batch, part]), sampled=tokens)
+    return Packed(batch, [*rows.sequences, *ready], [])
 
 
 def pack_forked(
@@ -73,7 +77,8 @@ def pack(step: Step) -> Packed:
     sampled = [*step.decodes.rows.sequences]
     groups: list[GenerationSequence] = []
     if sampled:
-        parts.append(_decodes(step.decodes))
+        tokens = np.array([each.token_ids[-1] for each in sampled], np.int64)
+        parts.append(_decodes(step.decodes, tokens))
     if step.prompts:
         part, ready, groups = _prompts(step.prompts)
         parts.append(part)
@@ -83,12 +88,10 @@ def pack(step: Step) -> Packed:
     return Packed(_end_to_end(parts), sampled, groups + step.groups)
 
 
-def _decodes(decodes: Decodes) -> StepBatch:
+def _decodes(decodes: Decodes, tokens: NDArray[np.int64]) -> StepBatch:
     rows, positions, block_table = decodes
-    sequences = rows.sequences
     if rows.sources is None:
-        rows.sources = _source_table(sequences)
-    tokens = np.array([each.token_ids[-1] for each in sequences], np.int64)
+        rows.sources = _source_table(rows.sequences)
     return _one_each(tokens, positions, block_table, rows.sources)
 
 

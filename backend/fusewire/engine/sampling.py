@@ -93,10 +93,12 @@ class Sampler:
         to its row's state."""
         return self.begin(logits, rows).read()
 
-    def begin(self, logits: kernels.Tensor, rows: SamplingRows, unread: int = 0) -> PendingDraws:
+    def begin(
+        self, logits: kernels.Tensor, rows: SamplingRows, unread: NDArray[np.int64] | int = 0
+    ) -> PendingDraws:
         """As `sample`, but returns before the draws are there. `unread`: how many draws for the
-        same rows were begun before and are not read; rows that do not `draws_ahead` cannot have
-        any."""
+        same rows, or for each of them, were begun before and are not read; rows that do not
+        `draws_ahead` cannot have any."""
         stream = self._place.stream
         raw = self._change(logits, rows) if rows.changes_logits else logits
         tops = self._tops(raw, rows.tops)

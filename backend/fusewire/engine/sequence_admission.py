@@ -46,12 +46,13 @@ class SequenceAdmission:
         source = sequence.source
         return source is not None and len(source) > budget and not self._cache.has(source)
 
-    def admit(self, step: Step, budget: int) -> None:
+    def admit(self, step: Step, budget: int, *, only_plain: bool = False) -> None:
         """Lets the first in the queue run while there are budget, slots and pages: all that their
         tokens need, their sources and the next forks of their beams, and beyond that one for each
-        running sequence and beam, so that none is preempted soon after."""
+        running sequence and beam, so that none is preempted soon after. `only_plain`: and while
+        they are plain."""
         while budget and (sequence := self._waiting.first):
-            if self.must_wait(sequence, budget):
+            if self.must_wait(sequence, budget) or (only_plain and not sequence.plain):
                 return
             try:
                 pages = self._give_pages(sequence, self._spare(sequence))

@@ -204,7 +204,7 @@ class DecoderModel(Model):
             got = "none" if step.sources is None else "some for a model without an encoder"
             wanted = "one for each sequence" if step.sources is None else "none"
             raise InvalidInput("sources", got, wanted, "give those that `encode` stored")
-        if step.sampled is None:
+        if step.sampled is None or step.sampled.shape[0] < step.tokens:
             within("input_ids", step.input_ids, self.vocab_size, "use the tokenizer of this model")
         within("positions", step.positions, self.max_length, "end the sequence")
         if step.logit_rows.size:

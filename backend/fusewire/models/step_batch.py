@@ -39,8 +39,9 @@ class StepBatch:
     block_table: NDArray[np.int32]  # [sequences, pages of the longest]
     logit_rows: NDArray[np.int64]  # rows whose logits are wanted, none or more
     sources: SourceTable | None = None  # of an encoder-decoder model
-    # The ids if they are only on the device; input_ids are ignored then. An id outside of the
-    # vocabulary, such as that of a row without valid logits, makes the row's logits NaN.
+    # The ids of the first tokens if they are only on the device; their input_ids are ignored then.
+    # An id outside of the vocabulary, such as that of a row without valid logits, makes the row's
+    # logits NaN.
     sampled: kernels.Tensor | None = None
     # The block table if it is only on the device, with the shape of block_table.
     forked: kernels.Tensor | None = None
