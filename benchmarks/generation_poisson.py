@@ -26,14 +26,8 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 
 from benchmarks import generation_curves, machine, records
-from benchmarks.generation_arrivals import (
-    ANSWER,
-    POLICIES,
-    PROMPT,
-    Continuous,
-    measured,
-    requests,
-)
+from benchmarks.arrivals import ANSWER, PROMPT, requests
+from benchmarks.generation_arrivals import POLICIES, Continuous, measured
 from benchmarks.gpu import facts as gpu
 from benchmarks.gpu.generation_models import (
     Place,

@@ -86,7 +86,7 @@ def generated(random: bool) -> Iterator[Given]:
 
 
 def _write(root: Path) -> tuple[str, list[Prompt]]:
-    from benchmarks.generation_arrivals import ANSWER, PROMPT, requests
+    from benchmarks.arrivals import ANSWER, PROMPT, requests
     from benchmarks.generation_poisson import SMALL
     from benchmarks.generation_served import folder_of
     from benchmarks.gpu.generation_models import Place

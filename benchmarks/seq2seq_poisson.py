@@ -34,7 +34,8 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 
 from benchmarks import machine, records, seq2seq_poisson_report
-from benchmarks.generation_arrivals import Continuous, Request, RunToCompletion
+from benchmarks.arrivals import Request
+from benchmarks.generation_arrivals import Continuous, RunToCompletion
 from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 from benchmarks.machine import DISTURBED
 from benchmarks.seq2seq_poisson_report import BENCHMARK, CTRANSLATE2

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks import machine
+from benchmarks.arrivals import WARM, Request
 from benchmarks.ctranslate2_module import import_ctranslate2
-from benchmarks.generation_arrivals import WARM, Request
 from benchmarks.worker import Handler, Worker
 
 

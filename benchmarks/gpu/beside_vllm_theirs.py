@@ -1,6 +1,6 @@
 """vLLM's side of the comparison: `python -m benchmarks.gpu.beside_vllm_theirs MODEL OUT`.
 
-Its `LLM` with defaults (compiled, CUDA graphs), dummy weights in fp16, token ids in and out: no
+Its `LLM` with defaults (compiled, CUDA graphs), random weights in fp16, token ids in and out: no
 tokenizer, no text. Needs vllm, transformers and torch, not fusewire.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.gpu import beside_vllm
 from benchmarks.gpu.beside_vllm import Case, Prompts
 from benchmarks.gpu.generation_workload import SHAPES, Shape
+from benchmarks.gpu.random_weights import randomise
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 MEMORY_SHARE = 0.85  # of the GPU's memory
@@ -51,6 +52,7 @@ def measure(folder: Path, model: str, cases: list[Case], out: str) -> None:
         gpu_memory_utilization=MEMORY_SHARE,
         max_model_len=beside_vllm.longest(cases),
     )
+    engine.apply_model(randomise)  # dummy weights are within 0.001
 
     def generate(prompts: Prompts, new_tokens: int) -> float:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]

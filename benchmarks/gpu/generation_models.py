@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from benchmarks.gpu import float8_blocks, four_bits
 from benchmarks.gpu.generation_workload import Case, Shape
 from benchmarks.gpu.own import view
-
-SPREAD = 0.02  # standard deviation of random weights, as models are initialised
+from benchmarks.gpu.random_weights import randomise
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ GPU = Place()
 
 
 def transformers_model(shape: Shape, place: Place = GPU) -> Any:
-    """Returns a model in which no weight is zero or one, so that leaving one out changes the
-    output."""
+    """Returns a model of this shape with random weights."""
     transformers.logging.set_verbosity_error()
     config = transformers.AutoConfig.for_model(shape.model_type, **shape.config)
     with torch.device("meta"):
@@ -61,12 +59,7 @@ def transformers_model(shape: Shape, place: Place = GPU) -> Any:
         )
     model = model.to_empty(device=place.device).eval()
     model.tie_weights()
-    generator = torch.Generator(place.device).manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, SPREAD, generator=generator)
-            if parameter.dim() == 1 and name.endswith("weight"):
-                parameter.mul_(5).add_(1)  # weight of a norm
+    randomise(model)
     _restore_frequencies(model, config)
     model.generation_config.eos_token_id = None
     return model

@@ -90,7 +90,8 @@ SECTIONS = (
         "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
         "each the only process on the GPU, the fastest of two runs. Both read whole answers as "
         "token ids, and compute as many tokens a step as their class for lists of prompts does by "
-        "default. The other tables compare single steps, prompts, whole "
+        "default, with weights of the same distribution (GPT-2's rows are older: there vLLM had "
+        "its dummy weights). The other tables compare single steps, prompts, whole "
         "answers and long contexts with a hand-written torch decoder, compiled and replayed as a "
         "CUDA graph, and with transformers.",
         (("gpu", "generation_vllm"), ("gpu", "generation")),
@@ -98,8 +99,11 @@ SECTIONS = (
     ),
     Section(
         "Requests that arrive at random",
-        "Continuous batching beside the same engine with batches that run to completion.",
+        "The first table compares fusewire's engine with vLLM's, each with the defaults of its "
+        "server, streaming each token to a client in its process. The others: continuous batching "
+        "beside the same engine with batches that run to completion.",
         (
+            ("gpu", "arrivals_vllm"),
             ("gpu", "generation_poisson"),
             ("cpu", "generation_poisson"),
             ("gpu", "seq2seq_poisson"),
@@ -267,6 +271,7 @@ encoder` runs one of them. With a GPU:
 | products with weights of 4 bits | `python -m benchmarks.products_4_bits` |
 | memory by the format of weights | `python -m benchmarks.weight_memory`, `--device cuda` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
+| random arrivals beside vLLM | `python -m benchmarks.gpu.arrivals_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
 --model llama-8b --seconds 5 --shares 0.1 0.2 0.3 0.5 0.7 0.9 --sequences 32` |

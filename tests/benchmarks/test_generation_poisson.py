@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fusewire.engine.continuation import Delta
 
-from benchmarks import generation_arrivals as arrivals
+from benchmarks import arrivals, generation_arrivals, goals, records, tables
 from benchmarks import generation_curves as curves
 from benchmarks import generation_poisson as poisson
-from benchmarks import goals, records, tables
-from benchmarks.generation_arrivals import Continuous, Request, RunToCompletion
+from benchmarks.arrivals import Request
+from benchmarks.generation_arrivals import Continuous, RunToCompletion
 from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 from benchmarks.gpu import goals as gpu_goals
 from benchmarks.gpu import tables as gpu_tables
@@ -83,7 +83,7 @@ def test_an_overloaded_policy_takes_no_longer_than_others() -> None:
     engine.counts = lambda: SimpleNamespace(running=0, waiting=0)
     offered = [Request((at + 0.5) / 1000, [1], 1) for at in range(100)]
     began = time.perf_counter()
-    found = arrivals.measured(RunToCompletion(engine, 2), offered, 0.1)
+    found = generation_arrivals.measured(RunToCompletion(engine, 2), offered, 0.1)
     assert 0.1 <= time.perf_counter() - began < 60
     assert found["without_token"] == found["requests"] == 80  # of 100, less the warm-up
     assert found["first_token_ms_p99"] >= 75
@@ -179,7 +179,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
 
 def test_a_run_leaves_a_row_for_each_rate_and_policy(tiny: argparse.Namespace) -> None:
     rows = poisson.run(tiny)
-    assert [row["policy"] for row in rows] == list(arrivals.POLICIES)
+    assert [row["policy"] for row in rows] == list(generation_arrivals.POLICIES)
     assert all(row["answered"] > 0 < row["tokens_per_s"] for row in rows)
     assert curves.tables(latest(tiny.out)["generation_poisson"]) == curves.tables(rows)
 
@@ -190,7 +190,7 @@ def test_a_run_that_is_cut_keeps_what_it_measured(
     def cut(policy: Continuous, *load: Any) -> dict[str, Any]:
         if policy.name == RUN_TO_COMPLETION:
             raise KeyboardInterrupt
-        return arrivals.measured(policy, *load)
+        return generation_arrivals.measured(policy, *load)
 
     monkeypatch.setattr(poisson, "measured", cut)
     with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import goals, records, tables, translating_at_once
 from benchmarks import seq2seq_poisson as poisson
 from benchmarks import seq2seq_poisson_report as report
-from benchmarks.generation_arrivals import Request
+from benchmarks.arrivals import Request
 from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 from benchmarks.gpu import goals as gpu_goals
 from benchmarks.gpu import tables as gpu_tables

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from benchmarks import records
-from benchmarks.gpu import beside_vllm, beside_vllm_own, generation_vllm, tables
+from benchmarks.gpu import beside_vllm, beside_vllm_own, generation_vllm, tables, vllm_process
 from benchmarks.gpu.beside_vllm import Case, Prompts, Timing
 from benchmarks.gpu.beside_vllm_theirs import write_config
 from benchmarks.gpu.generation_models import Place
@@ -22,6 +22,8 @@ TINY = Shape("Tiny GPT", "gpt2", 48, 2, 4, 4, 192, 300, 192)
 # Only its interface; answers at once.
 FAKE_VLLM = """
 from types import SimpleNamespace
+
+import torch
 
 
 class SamplingParams:
@@ -35,8 +37,13 @@ class LLM:
                  gpu_memory_utilization, max_model_len):
         assert (load_format, dtype, max_model_len) == ("dummy", "float16", 512 + 128)
         assert skip_tokenizer_init and not enable_prefix_caching
+        self.model = torch.nn.Linear(64, 64)
+
+    def apply_model(self, function):
+        function(self.model)
 
     def generate(self, prompts, sampling, *, use_tqdm):
+        assert abs(self.model.weight.std() - 0.02) < 0.002  # not vLLM's dummy weights
         assert all(0 <= each < 50257 for prompt in prompts for each in prompt["prompt_token_ids"])
         output = SimpleNamespace(token_ids=[0] * sampling.max_tokens)
         return [SimpleNamespace(outputs=[output]) for _ in prompts]
@@ -101,8 +108,8 @@ def test_vllm_is_asked_for_exactly_so_many_greedy_tokens(
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
-    generation_vllm.require_vllm(sys.executable)
-    rows = generation_vllm.side(sys.executable, "vllm", "gpt2")
+    vllm_process.require_vllm(sys.executable)
+    rows = generation_vllm.side("vllm", sys.executable, "gpt2")
     assert [row["case"] for row in rows] == [case.name for case in beside_vllm.CASES["gpt2"]]
     assert all(row["versions"]["vllm"] == "0.24.0" for row in rows)
 
@@ -112,20 +119,21 @@ def test_without_vllm_the_remedy_is_named(tmp_path: Path) -> None:
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
     with pytest.raises(SystemExit, match=r"pip install vllm==.*--vllm-python"):
-        generation_vllm.require_vllm(str(bare))
+        vllm_process.require_vllm(str(bare))
 
 
 def test_a_side_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(generation_vllm.MODULES, "vllm", "benchmarks.gpu.no_such_module")
     with pytest.raises(SystemExit, match="vllm: its process ended with status 1 after 0 of 3"):
-        generation_vllm.side(sys.executable, "vllm", "gpt2")
+        generation_vllm.side("vllm", sys.executable, "gpt2")
 
 
 def test_both_sides_stand_in_one_table(tmp_path: Path) -> None:
     def measured(system: str, few_s: float, whole_s: float) -> dict[str, Any]:
         row = Timing(few_s, whole_s).row(Case(64, 1024))
         versions = {system: "1.0", "torch": "2.0"}
-        return generation_vllm.row_of(system, "llama-8b", row | {"versions": versions}, FACTS)
+        facts = FACTS | {"benchmark": "generation_vllm", "model": "Llama-3-8B"}
+        return vllm_process.named(system, row | {"versions": versions}, facts)
 
     rows = [measured("fusewire", 1.0, 2.2), measured("vllm", 1.0, 1.9)]
     assert rows[1]["versions"] == {"vllm": "1.0", "torch (vllm)": "2.0"}

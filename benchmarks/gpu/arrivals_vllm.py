@@ -1,0 +1,63 @@
+"""Requests that arrive at random at our engine and at vLLM's, each in its own process, on the same
+GPU: `python -m benchmarks.gpu.arrivals_vllm [--models llama-8b] [--seconds 15]`.
+
+Random weights in fp16. Arrivals are a Poisson process; prompts and answers have log-normal lengths
+(benchmarks/arrivals.py). Both engines have the defaults of their servers and stream each token to a
+client in the engine's process, ours with its text, vLLM's as ids alone. The rates are shares of
+vLLM's own capacity, its throughput while requests always wait. fusewire is measured at these rates
+and at 1.15 times each: where its latencies there are not above vLLM's, its throughput at equal
+latency is at least 1.15 times vLLM's.
+
+vLLM needs an environment of its own; see `python -m benchmarks.gpu.generation_vllm --help`. Appends
+to bench-results/gpu.jsonl and prints the rows and a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from benchmarks import records
+from benchmarks.gpu import vllm_process
+from benchmarks.gpu.arrivals_beside_vllm import SHARES
+from benchmarks.gpu.generation_workload import SHAPES
+from benchmarks.gpu.tables import TABLES
+from benchmarks.gpu.vllm_process import OURS, THEIRS
+from benchmarks.records import Rows
+
+BENCHMARK = "arrivals_vllm"
+MODULES = {OURS: "benchmarks.gpu.arrivals_vllm_own", THEIRS: "benchmarks.gpu.arrivals_vllm_theirs"}
+
+CASES = {THEIRS: len(SHARES), OURS: 2 * len(SHARES)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["llama-8b"])
+    parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals at each rate")
+    vllm_process.add_arguments(parser)
+    options = parser.parse_args()
+    vllm_process.require_vllm(options.vllm_python)
+    pythons = {THEIRS: options.vllm_python, OURS: sys.executable}
+    facts = vllm_process.where()
+    rows: Rows = []
+    for model in options.models:
+        named = facts | {"benchmark": BENCHMARK, "model": SHAPES[model].name}
+        capacity: list[str] = []  # vLLM's, once it is measured
+        for system, python in pythons.items():
+            print(f"== {SHAPES[model].name}: {system}", flush=True)
+            command = [python, "-m", MODULES[system], model, str(options.seconds), *capacity]
+            measured = vllm_process.side(system, command, CASES[system])
+            capacity = [str(measured[0]["capacities"][THEIRS])]
+            found = [vllm_process.named(system, row, named) for row in measured]
+            print("\n".join(json.dumps(row) for row in found), flush=True)
+            rows += found
+    records.append(options.out, vllm_process.with_both_versions(rows))
+    print(f"{TABLES[BENCHMARK](rows)}\nrows added to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
