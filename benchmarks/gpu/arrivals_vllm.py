@@ -1,5 +1,5 @@
 """Requests that arrive at random at our engine and at vLLM's, each in its own process, on the same
-GPU: `python -m benchmarks.gpu.arrivals_vllm [--models llama-8b] [--seconds 15]`.
+GPU: `python -m benchmarks.gpu.arrivals_vllm [--models llama-8b] [--seconds 10]`.
 
 Random weights in fp16. Arrivals are a Poisson process; prompts and answers have log-normal lengths
 (benchmarks/arrivals.py). Both engines have the defaults of their servers and stream each token to a
@@ -37,7 +37,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["llama-8b"])
-    parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals at each rate")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of arrivals at each rate")
     vllm_process.add_arguments(parser)
     options = parser.parse_args()
     vllm_process.require_vllm(options.vllm_python)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.gpu.arrivals_beside_vllm import SHARES
 from benchmarks.pages.rows import committed
 from benchmarks.records import Row, Rows
 
@@ -114,6 +115,14 @@ DOTS = {
         "generation_vllm",
         "step_ms",
         "ms a step, sequences x prompt",
+    ),
+    "arrivals_vllm": Dots(
+        "99th percentile of the time to first token beside vLLM, fp16 (less is better)",
+        "gpu",
+        "arrivals_vllm",
+        "first_token_ms_p99",
+        "ms, at shares of vLLM's capacity",
+        lambda row: row["share"] in SHARES,
     ),
     "generation_step": Dots(
         "A greedy step, fp16 (less is better)",

@@ -109,7 +109,7 @@ SECTIONS = (
             ("gpu", "seq2seq_poisson"),
             ("cpu", "seq2seq_poisson"),
         ),
-        ("arrivals",),
+        ("arrivals_vllm", "arrivals"),
     ),
     Section(
         "Generation on CPUs",
