@@ -204,6 +204,7 @@ MAY_IMPORT = {
     },
     "engine.logits_processor": {"kernels", "placement", "engine.sampling_state"},
     "engine.sampling": {
+        "float_types",
         "kernels",
         "placement",
         "engine.logits_processor",

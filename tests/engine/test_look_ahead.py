@@ -243,6 +243,33 @@ def test_one_that_is_not_plain_makes_all_wait(tmp_path, monkeypatch, apart):
     assert sum(bool(step.begun) for step in planned) == 2
 
 
+def test_nothing_is_read_of_a_step_while_it_is_begun(tmp_path, monkeypatch):
+    """Not even the likeliest tokens of one whose prompt it completes: the tokens of the step before
+    would come no sooner than those."""
+    with pair(tiny_folder(tmp_path))[1] as engine:
+        place, look_ahead = engine.model.place, engine._loop._look_ahead
+        read, begin, beginning, early = place.numpy, look_ahead.begin, [], []
+
+        def noted(tensor):
+            early.extend(beginning)
+            return read(tensor)
+
+        def begun(*of_step):
+            beginning.append(of_step)
+            step = begin(*of_step)
+            beginning.clear()
+            return step
+
+        monkeypatch.setattr(place, "numpy", noted)
+        monkeypatch.setattr(look_ahead, "begin", begun)
+        first = ask(engine, [1], max_new_tokens=60, ignore_eos=True)[0]
+        first.next()
+        other = ask(engine, [2, 3], max_new_tokens=4, ignore_eos=True, logprobs=3)[0].finish()
+        assert [len(delta.top_logprobs) for delta in other.deltas] == [3] * 4
+        first.finish()
+    assert not early
+
+
 def test_sequences_that_run_out_of_pages_are_answered_as_without(engines):
     tokens = []
     for engine in engines:

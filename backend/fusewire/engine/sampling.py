@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.engine.logits_processor import LogitsProcessor
 from fusewire.engine.sampling_rows import SamplingRows
+from fusewire.float_types import widened
 from fusewire.placement import Placement
 
 
@@ -36,6 +37,29 @@ class Draws(NamedTuple):
     forbidden: Collection[int]
 
 
+class PendingTops:
+    """The likeliest tokens with their logits, of rows that want some, which the device was given to
+    find; to be read once."""
+
+    def __init__(self, place: Placement, raw: kernels.Tensor, wanted: Mapping[int, int]) -> None:
+        """`raw`: logits [rows, vocab] of the rows that are `wanted`, in their order; of each: how
+        many tokens."""
+        self._wanted = wanted
+        shape = len(wanted), max(wanted.values())
+        values, tokens = place.empty(*shape), place.empty(*shape, dtype="int64")
+        kernels.top_k(values, tokens, raw, place.stream)
+        self._dtype = values.dtype
+        self._tokens, self._values = place.readback(tokens), place.readback(values)
+
+    def read(self) -> dict[int, list[tuple[int, float]]]:
+        tokens = self._tokens.wait().numpy().tolist()
+        values = widened(self._values.wait().numpy(), self._dtype).tolist()
+        return {
+            row: list(zip(ids[:count], logits[:count], strict=True))
+            for (row, count), ids, logits in zip(self._wanted.items(), tokens, values, strict=True)
+        }
+
+
 class PendingDraws:
     """Draws that the device was given; to be read once."""
 
@@ -44,7 +68,7 @@ class PendingDraws:
         tokens: kernels.Tensor,
         rows: SamplingRows,
         values: kernels.Readback,
-        tops: Mapping[int, Sequence[tuple[int, float]]],
+        tops: PendingTops | None,
     ) -> None:
         self.tokens = tokens  # [rows] where the model is placed: -1 where a row has none
         self._rows = rows
@@ -73,7 +97,7 @@ class PendingDraws:
                 of_rank[row] = 1 if rows.ranked else 0
         top_logprobs = {
             row: [(token, value - of_all[row]) for token, value in top]
-            for row, top in self._tops.items()
+            for row, top in (self._tops.read() if self._tops else {}).items()
         }
         logprobs = [logit - whole for logit, whole in zip(of_ids, of_all, strict=True)]
         rows.append(ids)
@@ -141,21 +165,8 @@ class Sampler:
             kernels.gather_rows(own, logits, changed, self._place.stream)
         return raw
 
-    def _tops(
-        self, raw: kernels.Tensor, asked: Mapping[int, int]
-    ) -> dict[int, list[tuple[int, float]]]:
-        """The likeliest tokens with their logits: as many as each row that asks wants."""
+    def _tops(self, raw: kernels.Tensor, asked: Mapping[int, int]) -> PendingTops | None:
         if not asked:
-            return {}
+            return None
         wanted = {row: min(count, self._vocab_size) for row, count in asked.items()}
-        some = self._rows(raw, np.array([*wanted]))
-        shape = len(wanted), max(wanted.values())
-        values, tokens = self._place.empty(*shape), self._place.empty(*shape, dtype="int64")
-        kernels.top_k(values, tokens, some, self._place.stream)
-        pairs = zip(
-            self._place.numpy(tokens).tolist(), self._place.numpy(values).tolist(), strict=True
-        )
-        return {
-            row: list(zip(ids[:count], logits[:count], strict=True))
-            for (row, count), (ids, logits) in zip(wanted.items(), pairs, strict=True)
-        }
+        return PendingTops(self._place, self._rows(raw, np.array([*wanted])), wanted)
