@@ -347,6 +347,18 @@ def test_a_step_that_could_not_be_begun_is_computed_behind_the_tokens_before_it(
     assert engines[1].ahead == before
 
 
+def test_who_begins_in_a_step_that_could_not_be_begun_has_waited_no_less(tmp_path):
+    _, engine = pair(tiny_folder(tmp_path))
+    with engine, failing(engine, lambda _, batch: batch.sampled is not None and not batch.rows):
+        first = ask(engine, [1], max_new_tokens=40, ignore_eos=True)[0]
+        first.next()
+        ask(engine, [2, 3], max_new_tokens=5, ignore_eos=True)[0].finish()
+        first.finish()
+        waited = engine.take_queue_seconds()
+    assert len(waited) == 2
+    assert min(waited) >= 0
+
+
 def test_a_step_that_fails_again_behind_the_tokens_before_it_ends_its_requests(engines):
     _, engine = engines
     with failing(engine, lambda number, batch: number >= 5):

@@ -128,16 +128,13 @@ class GenerationLoop:
         request."""
         self._requests.fail_late(now)
         ahead = self._look_ahead.take() if self._look_ahead else None
-        step = ahead.step if ahead else self._expire(self.scheduler.plan(now))
+        step = ahead.step if ahead else self._planned(self.scheduler.plan(now), now)
         if step.empty:
             self._left = None
             return
         if now - self._computed_at > _QUIET_S:
             self.costs.forget()
         self._computed_at = now
-        for sequence in step.begun:
-            if not sequence.goes_on and sequence in self._requests.owners:
-                self.queue_seconds.append(now - self._requests.owners[sequence][0].place.taken_at)
         try:
             began = time.perf_counter()
             tokens, aligned_s = step.tokens, self._aligner.took_s
@@ -173,8 +170,12 @@ class GenerationLoop:
                     self.scheduler.finish(sequence)
         self._search_answers.fail_broken()
 
-    def _expire(self, step: Step) -> Step:
-        """Answers requests whose time was over before they ran; returns the step."""
+    def _planned(self, step: Step, now: float) -> Step:
+        """Notes how long those waited who begin, and answers requests whose time was over before
+        they ran; returns the step."""
+        for sequence in step.begun:
+            if not sequence.goes_on:
+                self.queue_seconds.append(now - self._requests.owners[sequence][0].place.taken_at)
         for sequence in step.expired:
             self._requests.fail(self._requests.owners[sequence][0], DeadlineExceeded(TOO_LATE))
         return step
@@ -256,7 +257,7 @@ class GenerationLoop:
             if max(left) > 1 and 0 not in left[1:]:
                 drawn = [*step.decodes.rows.sequences, *(branch.sequence for _, branch in others)]
                 asked = step, pending, sampling, drawn, self._requests.owners, now
-                self._expire(self._look_ahead.begin(*asked))
+                self._planned(self._look_ahead.begin(*asked), now)
         all_run = self._look_ahead is None or decodes.all_run
         self._token_answers.give(pending.read(), decodes, others, all_run=all_run)
 
@@ -292,7 +293,7 @@ class GenerationLoop:
         already where that is known."""
         alone = not (step.decodes.rows.sequences or step.prompts or step.encodes or step.resumed)
         if self._look_ahead and alone:
-            self._expire(self._look_ahead.begin_beams(step, found, now))
+            self._planned(self._look_ahead.begin_beams(step, found, now), now)
         self._search_answers.tell_settled()
         ahead = found.forked
         advanced = self._beam_groups.finish(found)
