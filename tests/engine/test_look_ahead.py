@@ -39,6 +39,7 @@ GOES_ON: tuple[dict[str, object], ...] = (
     {"ignore_eos": True},
     {"temperature": 0.8, "seed": 5},
     {"temperature": 1.5, "top_p": 0.9, "seed": 6, "logprobs": 0},
+    {"logprobs": 2},
     {"temperature": 1.1, "top_k": 20, "seed": 7, "n": 2},
     {"stop": ["e", "\x00"]},
     {"stop_token_ids": list(range(0, WORDS, 9))},
@@ -48,7 +49,6 @@ GOES_ON: tuple[dict[str, object], ...] = (
     {"suppress_tokens": list(range(0, WORDS, 3)), "min_new_tokens": 4, "max_new_tokens": 20},
 )
 WAITS: tuple[dict[str, object], ...] = (
-    {"logprobs": 2},
     {"bad_words_ids": [[5, 6], [7]]},
     {"repetition_penalty": 1.3},
     {"no_repeat_ngram_size": 2},

@@ -92,7 +92,7 @@ class LookAhead:
         that one, for the sequences `drawn` (None: has ended since), are not read yet. Returns the
         step, or an empty one."""
         before = step.decodes.rows
-        if now < self._paused_until or sampling.tops or not sampling.draws_ahead:
+        if now < self._paused_until or not sampling.draws_ahead:
             return Step()
         step = self._scheduler.plan_ahead(step, now) or Step()
         if step.empty:
