@@ -175,7 +175,9 @@ class Engine:
         assert all(first == sequence.stored for sequence, first, _ in step.chunks)
         assert step.copies == step.preempted == step.encodes == step.groups == []
         decodes = step.decodes.rows.sequences
-        assert {*decodes} == {sequence for sequence in running if sequence.left == 0}
+        ready = [sequence for sequence in running if sequence.left == 0]
+        done = {sequence for sequence in ready if missing(sequence) == 1}
+        assert {*decodes} == {*ready} - done
         for sequence, first, tokens in step.prompts:
             assert sequence.plain
             assert 1 <= tokens <= sequence.left
@@ -183,7 +185,8 @@ class Engine:
         begun = [sequence for sequence in self.those(State.RUNNING) if sequence not in running]
         assert set(begun) <= chunks.keys()
         assert all(sequence in waiting for sequence in begun)
-        assert sum(one.continuations for one in self.those(State.RUNNING)) <= self.slots
+        running_on = [sequence for sequence in self.those(State.RUNNING) if sequence not in done]
+        assert sum(sequence.continuations for sequence in running_on) <= self.slots
         rest = sorted((s for s in running if s.left), key=lambda s: s.rank)
         short = False
         for sequence in rest + [s for s, _, _ in step.prompts if s in begun]:

@@ -270,6 +270,29 @@ def test_nothing_is_read_of_a_step_while_it_is_begun(tmp_path, monkeypatch):
     assert not early
 
 
+def test_who_ends_by_their_length_take_no_row_in_vain_and_no_slot_from_who_waits(tmp_path):
+    tiny_folder(tmp_path)
+    settings = GenerationSettings(max_batch_tokens=24, max_sequences=2, dtype="float32")
+    computed = []
+    for look_ahead in (False, True):
+        with Both(tmp_path, settings, "cpu", look_ahead=look_ahead) as engine:
+            steps, step = [], engine.model.step
+
+            def run(batch, cache, steps=steps, step=step):
+                steps.append(batch.tokens)
+                return step(batch, cache)
+
+            engine.model.step = run
+            with held(engine):
+                asked = [
+                    ask(engine, [i + 1, 2], max_new_tokens=most, ignore_eos=True)[0]
+                    for i, most in enumerate((5, 30, 1, 4, 2))
+                ]
+            assert [len(answer.finish().tokens()) for answer in asked] == [5, 30, 1, 4, 2]
+            computed.append(steps)
+    assert computed[0] == computed[1]
+
+
 def test_sequences_that_run_out_of_pages_are_answered_as_without(engines):
     tokens = []
     for engine in engines:

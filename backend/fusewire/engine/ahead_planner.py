@@ -1,9 +1,10 @@
 """The step after one whose tokens nobody has read: pure policy, no kernels.
 
-All sequences of the step are taken to go on, and what is computed of one that ended is in vain; its
-slot and pages are free a step later. A step is planned so only where it does not depend on the
-tokens: it has the sequences of the one before, with pages for all of them, and chunks of plain
-prompts, also of those that begin. Where there is none, nothing has changed.
+All sequences of the step that are not as long as they may be are taken to go on, and what is
+computed of one that has ended is in vain; its slot and pages are free a step later. A step is
+planned so only where it does not depend on the tokens: it has the sequences of the one before, with
+pages for all of them, and chunks of plain prompts, also of those that begin. Where there is none,
+nothing has changed.
 """
 
 from __future__ import annotations
@@ -52,14 +53,20 @@ class AheadPlanner:
             if prompts or step.prompts or self._begins(plain=False):
                 return None
             return self._plan_groups(step, now)
+        last = [each for each in (*running.rows, *ready) if each.ends_next]
+        if len(last) == len(running.rows) + len(ready):
+            return None
         plain = all([each.plain for each in prompts])
-        if not plain or self._begins(plain=True) or not (running.rows or ready):
+        if not plain or self._begins(plain=True):
             return None
         if running.wanted_pages(running.prompts, self._cache) > self._cache.available:
             return None
+        for sequence in last:
+            running.done(sequence)
         for sequence in ready:
-            running.prompts.remove(sequence)
-            running.rows.join(sequence)
+            if not sequence.ends_next:
+                running.prompts.remove(sequence)
+                running.rows.join(sequence)
         copies = running.rows.grow(self._cache)
         step = Step(running.rows.decodes(), copies=copies, expired=self._waiting.expire(now))
         budget = self._continue_prompts(step)

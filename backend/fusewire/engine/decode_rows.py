@@ -8,7 +8,7 @@ of pages that have become full.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +62,9 @@ class DecodeRows:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    def __iter__(self) -> Iterator[GenerationSequence]:
+        return iter(self._sequences)
 
     def __contains__(self, sequence: GenerationSequence) -> bool:
         return sequence in self._slots

@@ -77,6 +77,11 @@ class GenerationSequence:
         return len(self.token_ids) - self.stored
 
     @property
+    def ends_next(self) -> bool:
+        """Whether its next token is the last that there is room for."""
+        return len(self.token_ids) + 1 >= self.most_tokens
+
+    @property
     def plain(self) -> bool:
         """Whether a step has nothing to do for it but to compute its tokens: no encoder pass, no
         forks or beams, no logits within its prompt."""

@@ -19,7 +19,9 @@ class RunningSequences:
         self.groups = Ranked()
         self.beams = 0  # slots of `groups`
         self.slots = 0  # one for each of their continuations, or beams
-        self._single = Ranked()  # those of `rows` and `prompts`
+        self._single = Ranked()  # those of `rows` and `prompts`, and those that are done
+        # Whose last token nobody has read yet: they only have their pages.
+        self._done: set[GenerationSequence] = set()
 
     def __len__(self) -> int:
         return len(self._single) + len(self.groups)
@@ -61,11 +63,24 @@ class RunningSequences:
             self.beams -= sequence.beams
         else:
             self._single.remove(sequence)
-            if sequence in self.rows:
-                self.rows.leave(sequence)
-            else:
-                self.prompts.remove(sequence)
+            if sequence in self._done:
+                self._done.remove(sequence)
+                return
+            self._leave(sequence)
         self.slots -= sequence.slots
+
+    def done(self, sequence: GenerationSequence) -> None:
+        """Takes note that a sequence without beams, whose last token nobody has read yet, runs in
+        no further step: others may have its slot."""
+        self._leave(sequence)
+        self._done.add(sequence)
+        self.slots -= sequence.slots
+
+    def _leave(self, sequence: GenerationSequence) -> None:
+        if sequence in self.rows:
+            self.rows.leave(sequence)
+        else:
+            self.prompts.remove(sequence)
 
     def begin_rows(self) -> None:
         """Lets sequences whose prompts are stored take a token in every step from here on. One that
