@@ -148,7 +148,10 @@ def main() -> int:
     options = parser.parse_args()
     if "LOCAL_RANK" in os.environ:
         run(options)
-        return 0
+        # gloo's thread takes the GIL to drop its last tensor. Where the interpreter has ended by
+        # then, that aborts the process.
+        sys.stdout.flush()
+        os._exit(0)
     import torch
 
     processes = options.processes or torch.cuda.device_count()
