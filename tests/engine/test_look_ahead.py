@@ -270,7 +270,9 @@ def test_nothing_is_read_of_a_step_while_it_is_begun(tmp_path, monkeypatch):
     assert not early
 
 
-def test_who_ends_by_their_length_take_no_row_in_vain_and_no_slot_from_who_waits(tmp_path):
+def test_sequences_at_their_maximum_length_waste_no_row_and_free_their_slot_at_once(
+    tmp_path,
+):
     tiny_folder(tmp_path)
     settings = GenerationSettings(max_batch_tokens=24, max_sequences=2, dtype="float32")
     computed = []

@@ -7,8 +7,8 @@ first and runs meanwhile, with chunks of the prompts that go on or begin. A sequ
 token that is read later has a row in it that nobody reads: what the row stores lies after the
 sequence's tokens, in pages that others get only by work that is given to the device later. The step
 after that has the rows of the others alone, whose tokens the device gathers, as it does those of
-sequences whose prompts are complete. One that ends by its length has no such row, and others may
-have its slot at once; where all do there is no next step.
+sequences whose prompts are complete. One that reaches its maximum length has no such row, and its
+slot is free at once; where all do there is no next step.
 
 The same holds for searches that the model alone decides, but for biases and bans that are the same
 in every step: the device forks their beams by itself (`beams_ahead`).
