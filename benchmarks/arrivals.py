@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,17 @@ def requests(rate: float, seconds: float, vocabulary: int, seed: int = 0) -> lis
 
 def _length(rng: np.random.Generator, middle: float, spread: float, most: int) -> int:
     return int(min(most, max(1, rng.lognormal(np.log(middle), spread))))
+
+
+def all_but(last: int, offered: list[Request]) -> bool:
+    """Whether all but so many are done: the last ones may run in steps that are not full."""
+    return sum(request.done for request in offered) >= len(offered) - last
+
+
+def requests_per_s(offered: list[Request], seconds: float) -> float:
+    """Returns the throughput by the tokens that came in this time."""
+    tokens = sum(len(request.times) for request in offered)
+    return tokens / seconds / mean(request.new for request in offered)
 
 
 def statistics(offered: list[Request], began: float, begin: float, end: float) -> dict[str, Any]:

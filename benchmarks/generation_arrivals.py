@@ -6,6 +6,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from fusewire.engine.branches import Event
@@ -15,7 +16,7 @@ from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.request import GenerationRequest
 
-from benchmarks.arrivals import WARM, Request, statistics
+from benchmarks.arrivals import WARM, Request, all_but, requests_per_s, statistics
 from benchmarks.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 
 
@@ -99,6 +100,19 @@ class RunToCompletion(Continuous):
 POLICIES: dict[str, Callable[[GenerationEngine, int], Continuous]] = {
     policy.name: policy for policy in (Continuous, RunToCompletion)
 }
+
+
+def capacity(policy: Continuous, offered: list[Request], last: int, seconds: float = inf) -> float:
+    """Returns the requests/s where enough requests always wait: offers all at once and takes until
+    all but the `last` are done, at most `seconds`."""
+    began = time.perf_counter()
+    for request in offered:
+        policy.offer(request)
+    while not all_but(last, offered) and time.perf_counter() < began + seconds:
+        policy.listen(time.perf_counter() + 0.002)
+    found = requests_per_s(offered, time.perf_counter() - began)
+    policy.stop()
+    return found
 
 
 def measured(policy: Continuous, offered: list[Request], seconds: float) -> dict[str, Any]:

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from itertools import product
 from pathlib import Path
-from statistics import mean
 
 import torch
 from fusewire import kernels
@@ -27,7 +25,7 @@ from fusewire.engine.generation_settings import GenerationSettings
 
 from benchmarks import generation_curves, machine, records
 from benchmarks.arrivals import ANSWER, PROMPT, requests
-from benchmarks.generation_arrivals import POLICIES, Continuous, measured
+from benchmarks.generation_arrivals import POLICIES, Continuous, capacity, measured
 from benchmarks.gpu import facts as gpu
 from benchmarks.gpu.generation_models import (
     Place,
@@ -44,26 +42,6 @@ SMALL = Shape("GPT 6x512", "gpt2", 512, 6, 8, 8, 2048, 4096, 1024)
 MODELS = {"small": SMALL, **SHAPES}
 PACKAGES = ("fusewire", "torch")
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95, 1.1)
-
-
-def capacity(engine: GenerationEngine, vocabulary: int, most: int, seconds: float) -> float:
-    """Returns the throughput in requests/s, by their tokens, where enough requests always wait;
-    takes at most `seconds`."""
-    waiting = requests(1.0, 8.0 * most, vocabulary, seed=1)
-    policy = Continuous(engine, most)
-    began = time.perf_counter()
-    for request in waiting:
-        policy.offer(request)
-    # The last ones run in steps that are not full.
-    enough = len(waiting) - most
-    while sum(request.done for request in waiting) < enough and (
-        time.perf_counter() < began + seconds
-    ):
-        policy.listen(time.perf_counter() + 0.002)
-    taken = time.perf_counter() - began
-    policy.stop()
-    tokens = sum(len(request.times) for request in waiting)
-    return tokens / taken / mean(request.new for request in waiting)
 
 
 def main() -> None:
@@ -107,9 +85,14 @@ def run(options: argparse.Namespace) -> records.Rows:
         there = tokenizer_folder(Path(folder), shape.vocabulary)
         with GenerationEngine(there, settings, model=model) as engine:
             machine.settle()
-            saturated = engine, shape.vocabulary, options.sequences, options.seconds
-            capacity(*saturated)  # warms up
-            most = capacity(*saturated)
+
+            def saturated() -> float:
+                waiting = requests(1.0, 8.0 * options.sequences, shape.vocabulary, seed=1)
+                policy = Continuous(engine, options.sequences)
+                return capacity(policy, waiting, options.sequences, options.seconds)
+
+            saturated()  # warms up
+            most = saturated()
             print(f"{shape.name}, {facts['device']}: at most {most:.2f} requests/s", flush=True)
             for share, (name, policy) in product(options.shares, POLICIES.items()):
                 watch = machine.Watch()

@@ -5,13 +5,11 @@ Needs numpy only: vLLM's side may run in an environment without fusewire.
 
 from __future__ import annotations
 
-import gc
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
+from benchmarks import machine, records
 from benchmarks.arrivals import ANSWER, PROMPT, Request, requests
 
 SHARES = (0.5, 0.7, 0.9)  # of vLLM's capacity
@@ -26,17 +24,6 @@ def waiting(vocabulary: int, seed: int) -> list[Request]:
     return requests(1.0, WAITING, vocabulary, seed)
 
 
-def has_enough(offered: list[Request]) -> bool:
-    """Whether all but the last ones are done."""
-    return sum(request.done for request in offered) >= len(offered) - LAST
-
-
-def requests_per_s(offered: list[Request], seconds: float) -> float:
-    """Returns the throughput by the tokens that came in this time."""
-    tokens = sum(len(request.times) for request in offered)
-    return tokens / seconds / mean(request.new for request in offered)
-
-
 def loads(
     shares: tuple[float, ...], capacity: float, seconds: float, vocabulary: int
 ) -> Iterator[tuple[float, list[Request]]]:
@@ -45,9 +32,7 @@ def loads(
     for share in shares:
         seed = round(1000 * share)
         offered = requests(share * capacity, seconds, vocabulary, seed)
-        # A server keeps no requests that have ended: a collection must not look at these.
-        gc.collect()
-        gc.freeze()
+        machine.settle()  # a server keeps no requests that have ended: none is looked at
         yield share, offered
 
 
@@ -63,5 +48,4 @@ def write(
     rate = share * capacities["vllm"]
     row = {"case": f"{share:.1%}", "share": share, "rate": round(rate, 2), "seconds": seconds}
     row |= {"prompt": PROMPT, "answer": ANSWER, "capacities": capacities}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row | seen | {"versions": versions}) + "\n")
+    records.append(path, [row | seen | {"versions": versions}])

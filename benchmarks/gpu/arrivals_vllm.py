@@ -15,10 +15,7 @@ to bench-results/gpu.jsonl and prints the rows and a table.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 
-from benchmarks import records
 from benchmarks.gpu import vllm_process
 from benchmarks.gpu.arrivals_beside_vllm import SHARES
 from benchmarks.gpu.generation_workload import SHAPES
@@ -40,23 +37,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of arrivals at each rate")
     vllm_process.add_arguments(parser)
     options = parser.parse_args()
-    vllm_process.require_vllm(options.vllm_python)
-    pythons = {THEIRS: options.vllm_python, OURS: sys.executable}
-    facts = vllm_process.where()
-    rows: Rows = []
-    for model in options.models:
-        named = facts | {"benchmark": BENCHMARK, "model": SHAPES[model].name}
-        capacity: list[str] = []  # vLLM's, once it is measured
-        for system, python in pythons.items():
-            print(f"== {SHAPES[model].name}: {system}", flush=True)
-            command = [python, "-m", MODULES[system], model, str(options.seconds), *capacity]
-            measured = vllm_process.side(system, command, CASES[system])
-            capacity = [str(measured[0]["capacities"][THEIRS])]
-            found = [vllm_process.named(system, row, named) for row in measured]
-            print("\n".join(json.dumps(row) for row in found), flush=True)
-            rows += found
-    records.append(options.out, vllm_process.with_both_versions(rows))
-    print(f"{TABLES[BENCHMARK](rows)}\nrows added to {options.out}")
+
+    def side(system: str, python: str, model: str, before: Rows) -> Rows:
+        command = [python, "-m", MODULES[system], model, str(options.seconds)]
+        if system == OURS:  # vLLM's rows of this model are the last
+            command.append(str(before[-1]["capacities"][THEIRS]))
+        return vllm_process.rows_of(system, command, CASES[system])
+
+    vllm_process.compare(options, BENCHMARK, (THEIRS, OURS), side, TABLES[BENCHMARK])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 
 from benchmarks import machine
-from benchmarks.generation_arrivals import Continuous, measured
+from benchmarks.generation_arrivals import Continuous, capacity, measured
 from benchmarks.gpu import arrivals_beside_vllm as load
 from benchmarks.gpu.generation_models import (
     GPU,
@@ -45,27 +44,16 @@ def measure(
         there = tokenizer_folder(Path(folder), vocabulary)
         with GenerationEngine(there, settings, model=decoder) as engine:
             machine.settle()
-            capacity(engine, vocabulary, load.WARM_UP_SEED)
-            most = capacity(engine, vocabulary, load.SEED)
+
+            def policy() -> Continuous:
+                return Continuous(engine, engine.limits.max_sequences)
+
+            capacity(policy(), load.waiting(vocabulary, load.WARM_UP_SEED), load.LAST)
+            most = capacity(policy(), load.waiting(vocabulary, load.SEED), load.LAST)
             capacities = {"fusewire": most, "vllm": capacity_of_vllm}
             for share, offered in load.loads(shares, capacity_of_vllm, seconds, vocabulary):
-                policy = Continuous(engine, engine.limits.max_sequences)
-                seen = measured(policy, offered, seconds)
+                seen = measured(policy(), offered, seconds)
                 load.write(out, versions, share, capacities, seconds, seen)
-
-
-def capacity(engine: GenerationEngine, vocabulary: int, seed: int) -> float:
-    """Returns the requests/s where enough requests always wait."""
-    offered = load.waiting(vocabulary, seed)
-    policy = Continuous(engine, engine.limits.max_sequences)
-    began = time.perf_counter()
-    for request in offered:
-        policy.offer(request)
-    while not load.has_enough(offered):
-        policy.listen(time.perf_counter() + 0.002)
-    found = load.requests_per_s(offered, time.perf_counter() - began)
-    policy.stop()
-    return found
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arrivals import WARM, Request, statistics
+from benchmarks.arrivals import WARM, Request, all_but, requests_per_s, statistics
 from benchmarks.gpu import arrivals_beside_vllm as load
 from benchmarks.gpu.beside_vllm_theirs import write_config
 from benchmarks.gpu.generation_workload import SHAPES
@@ -70,9 +70,9 @@ async def capacity(clients: Clients, vocabulary: int, seed: int) -> float:
     began = time.perf_counter()
     for request in offered:
         clients.offer(request)
-    while not load.has_enough(offered):
+    while not all_but(load.LAST, offered):
         await asyncio.sleep(0.002)
-    found = load.requests_per_s(offered, time.perf_counter() - began)
+    found = requests_per_s(offered, time.perf_counter() - began)
     await clients.stop()
     return found
 

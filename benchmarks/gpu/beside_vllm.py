@@ -5,12 +5,13 @@ Uses the standard library only: vLLM's side may run in an environment without fu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from benchmarks import records
 
 NEW_TOKENS = 128
 FEW_TOKENS = 8
@@ -90,5 +91,4 @@ def write(
     """Appends a line for each case as soon as it is measured."""
     for case in cases:
         row = timing(case, vocabulary, generate).row(case) | {"versions": versions}
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        records.append(path, [row])

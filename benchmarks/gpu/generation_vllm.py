@@ -15,13 +15,9 @@ Appends to bench-results/gpu.jsonl and prints the rows and a table.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 
-from benchmarks import records
 from benchmarks.gpu import vllm_process
 from benchmarks.gpu.beside_vllm import CASES
-from benchmarks.gpu.generation_workload import SHAPES
 from benchmarks.gpu.tables import TABLES
 from benchmarks.gpu.vllm_process import OURS, THEIRS
 from benchmarks.records import Rows
@@ -37,25 +33,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
     vllm_process.add_arguments(parser)
     options = parser.parse_args()
-    vllm_process.require_vllm(options.vllm_python)
-    pythons = {OURS: sys.executable, THEIRS: options.vllm_python}
-    facts = vllm_process.where()
-    rows: Rows = []
-    for model in options.models:
-        named = facts | {"benchmark": BENCHMARK, "model": SHAPES[model].name}
-        for system, python in pythons.items():
-            print(f"== {SHAPES[model].name}: {system}", flush=True)
-            measured = side(system, python, model)
-            found = [vllm_process.named(system, row, named) for row in measured]
-            print("\n".join(json.dumps(row) for row in found), flush=True)
-            rows += found
-    records.append(options.out, vllm_process.with_both_versions(rows))
-    print(f"{TABLES[BENCHMARK](rows)}\nrows added to {options.out}")
+    vllm_process.compare(options, BENCHMARK, (OURS, THEIRS), side, TABLES[BENCHMARK])
 
 
-def side(system: str, python: str, model: str) -> Rows:
+def side(system: str, python: str, model: str, before: Rows) -> Rows:
     command = [python, "-m", MODULES[system], model]
-    return vllm_process.side(system, command, len(CASES[model]))
+    return vllm_process.rows_of(system, command, len(CASES[model]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ from benchmarks import (
     turbo_report,
     weight_memory_report,
 )
-from benchmarks.gpu import generation_tables, seq2seq_tables, weight_formats_report
+from benchmarks.gpu import (
+    arrivals_vllm_table,
+    generation_tables,
+    seq2seq_tables,
+    weight_formats_report,
+)
 from benchmarks.records import Rows, latest
 
 UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms", "tokens_per_s")
@@ -225,29 +230,6 @@ def _generation_vllm(rows: Rows) -> str:
     return "\n".join([*lines, "", _where(rows)])
 
 
-def _arrivals_vllm(rows: Rows) -> str:
-    (prompt, _, longest), (answer, _, most) = rows[0]["prompt"], rows[0]["answer"]
-    capacities = next(row["capacities"] for row in rows if "fusewire" in row["capacities"])
-    lines = [
-        f"Requests that arrive at random (Poisson, {rows[0]['seconds']:g} s at each rate) in fp16, "
-        f"prompts of up to {longest} tokens (median {prompt}), answers of up to {most} ({answer}), "
-        "both log-normal, at shares of the rate that vLLM serves while requests always wait "
-        f"({capacities['vllm']:.1f} requests/s; fusewire {capacities['fusewire']:.1f}). fusewire "
-        "also at 1.15 times each share: where its p99 there is not above vLLM's at the share, its "
-        "throughput at equal p99 is at least 1.15 times vLLM's:",
-        "",
-        "| model, load | requests/s | system | tokens/s | first token, ms: p50 | p99 "
-        "| between tokens, ms: p50 | p99 |",
-        "|---" * 8 + "|",
-    ]
-    for row in sorted(rows, key=lambda row: (row["model"], row["share"], row["system"])):
-        times = [row[f"{kind}_token_ms_p{q}"] for kind in ("first", "inter") for q in (50, 99)]
-        cells = [f"{row['model']}, {row['case']}", f"{row['rate']:.1f}", row["system"]]
-        cells += [f"{row['tokens_per_s']:,.0f}", *(f"{time:.1f}" for time in times)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _where(rows)])
-
-
 def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
     """Returns a table with a line per row; `columns` has the heading and format of each column."""
     lines = [title.format(**rows[0]), "", f"| {' | '.join(columns)} |"]
@@ -320,7 +302,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "python_api": _python_api,
     "generation": _generation,
     "generation_vllm": _generation_vllm,
-    "arrivals_vllm": _arrivals_vllm,
+    "arrivals_vllm": lambda rows: f"{arrivals_vllm_table.tables(rows)}\n\n{_where(rows)}",
     "generation_served": _generation_served,
     "seq2seq_gpu": lambda rows: seq2seq_tables.tables(rows, _where(rows)),
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",

@@ -3,19 +3,26 @@ itself, and vLLM's in the environment that has the torch it was compiled for."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from benchmarks import records
+from benchmarks.gpu.generation_workload import SHAPES
 from benchmarks.records import GPU_RESULTS, Rows
 
 OURS, THEIRS = "fusewire", "vllm"
+# side(system, python, model, rows measured before): the rows of one system for one model.
+Side = Callable[[str, str, str, Rows], Rows]
+Table = Callable[[Rows], str]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,6 +33,27 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the interpreter that has vllm (default: this one)",
     )
     parser.add_argument("--out", type=Path, default=GPU_RESULTS, help="the file of rows")
+
+
+def compare(
+    options: Namespace, benchmark: str, systems: Sequence[str], side: Side, table: Table
+) -> None:
+    """Measures the systems, in this order, for each of the models; adds the rows to the file and
+    prints them and their table."""
+    require_vllm(options.vllm_python)
+    pythons = {OURS: sys.executable, THEIRS: options.vllm_python}
+    facts = where()
+    rows: Rows = []
+    for model, system in product(options.models, systems):
+        name = SHAPES[model].name
+        print(f"== {name}: {system}", flush=True)
+        of_both = facts | {"benchmark": benchmark, "model": name}
+        found = [named(system, row, of_both) for row in side(system, pythons[system], model, rows)]
+        print("\n".join(json.dumps(row) for row in found), flush=True)
+        rows += found
+    rows = with_both_versions(rows)
+    records.append(options.out, rows)
+    print(f"{table(rows)}\nrows added to {options.out}")
 
 
 def require_vllm(python: str) -> None:
@@ -51,7 +79,7 @@ def _where() -> dict[str, Any]:
     return facts.where()
 
 
-def side(system: str, command: list[str], cases: int) -> Rows:
+def rows_of(system: str, command: list[str], cases: int) -> Rows:
     """Returns the rows that a process writes to the file named by its last argument, which is added
     here. Raises SystemExit if it fails or writes others than `cases` of them."""
     with tempfile.TemporaryDirectory() as folder:

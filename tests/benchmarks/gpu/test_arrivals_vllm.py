@@ -13,7 +13,13 @@ import pytest
 from benchmarks import arrivals, records
 from benchmarks.arrivals import Request
 from benchmarks.gpu import arrivals_beside_vllm as load
-from benchmarks.gpu import arrivals_vllm, arrivals_vllm_own, tables, vllm_process
+from benchmarks.gpu import (
+    arrivals_vllm,
+    arrivals_vllm_own,
+    arrivals_vllm_table,
+    tables,
+    vllm_process,
+)
 from benchmarks.gpu.generation_models import Place
 from benchmarks.gpu.generation_workload import SHAPES, Shape
 
@@ -95,14 +101,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_last_of_those_that_wait_are_not_waited_for() -> None:
     offered = [Request(0.0, [1], 2) for _ in range(load.LAST + 2)]
     offered[0].done = True
-    assert not load.has_enough(offered)
+    assert not arrivals.all_but(load.LAST, offered)
     offered[1].done = True
-    assert load.has_enough(offered)
+    assert arrivals.all_but(load.LAST, offered)
 
 
 def test_a_capacity_counts_the_tokens_of_those_that_are_not_done_too() -> None:
     offered = [Request(0.0, [1], 4, [1.0, 2.0, 2.5, 3.0], done=True), Request(0.0, [1], 2, [3.0])]
-    assert load.requests_per_s(offered, 5.0) == pytest.approx(5 / 5 / 3)
+    assert arrivals.requests_per_s(offered, 5.0) == pytest.approx(5 / 5 / 3)
 
 
 def test_each_share_has_requests_of_its_own_the_same_for_both_sides() -> None:
@@ -174,3 +180,39 @@ def test_both_sides_stand_in_one_table(tmp_path: Path) -> None:
     assert [line.split(" | ")[2] for line in lines] == ["fusewire", "vllm", "fusewire"]
     assert lines[1].endswith("| 9,000 | 20.0 | 90.0 | 6.0 | 12.0 |")
     assert "(200.0 requests/s; fusewire 250.0)" in found[0]
+
+
+def test_both_sides_are_measured_for_each_model_and_ours_is_told_vllms_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The processes are stood in for: each says what it was asked."""
+    asked: list[list[str]] = []
+
+    def rows_of(system: str, command: list[str], cases: int) -> records.Rows:
+        asked.append(command[2:])
+        capacities = {"vllm": 100.0 * len(asked)} | ({"fusewire": 1.0} if system != "vllm" else {})
+        seen = dict.fromkeys(arrivals_vllm_table.KINDS, 1.0) | {"tokens_per_s": 1.0}
+        row = {"case": "50.0%", "share": 0.5, "rate": 1.0, "seconds": 2.0, **seen}
+        row |= {"prompt": arrivals.PROMPT, "answer": arrivals.ANSWER, "capacities": capacities}
+        return [row | {"versions": {system: "1.0", "torch": "2.0"}}]
+
+    monkeypatch.setattr(vllm_process, "require_vllm", lambda python: None)
+    monkeypatch.setattr(vllm_process, "where", lambda: FACTS)
+    monkeypatch.setattr(vllm_process, "rows_of", rows_of)
+    out = tmp_path / "rows.jsonl"
+    options = ["--models", "gpt2", "llama-8b", "--seconds", "2", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["arrivals_vllm", *options])
+    arrivals_vllm.main()
+    ours, theirs = arrivals_vllm.MODULES["fusewire"], arrivals_vllm.MODULES["vllm"]
+    assert asked == [
+        [theirs, "gpt2", "2.0"],
+        [ours, "gpt2", "2.0", "100.0"],
+        [theirs, "llama-8b", "2.0"],
+        [ours, "llama-8b", "2.0", "300.0"],
+    ]
+    written = records.read(out)
+    assert [row["system"] for row in written] == ["vllm", "fusewire"] * 2
+    assert all({"vllm", "fusewire"} < row["versions"].keys() for row in written)
+    printed = capsys.readouterr().out
+    assert printed.count("Requests that arrive at random") == 2
+    assert "fusewire 1.0, torch (fusewire) 2.0" in printed

@@ -109,7 +109,7 @@ def test_vllm_is_asked_for_exactly_so_many_greedy_tokens(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
     vllm_process.require_vllm(sys.executable)
-    rows = generation_vllm.side("vllm", sys.executable, "gpt2")
+    rows = generation_vllm.side("vllm", sys.executable, "gpt2", [])
     assert [row["case"] for row in rows] == [case.name for case in beside_vllm.CASES["gpt2"]]
     assert all(row["versions"]["vllm"] == "0.24.0" for row in rows)
 
@@ -125,7 +125,7 @@ def test_without_vllm_the_remedy_is_named(tmp_path: Path) -> None:
 def test_a_side_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(generation_vllm.MODULES, "vllm", "benchmarks.gpu.no_such_module")
     with pytest.raises(SystemExit, match="vllm: its process ended with status 1 after 0 of 3"):
-        generation_vllm.side("vllm", sys.executable, "gpt2")
+        generation_vllm.side("vllm", sys.executable, "gpt2", [])
 
 
 def test_both_sides_stand_in_one_table(tmp_path: Path) -> None:
