@@ -2,12 +2,12 @@
 
     python -m benchmarks.generation_served [--device cuda --model llama-8b]
 
-The same prompts of token ids are sent to the engine in a process and then, through our client, to
-Triton, which serves the same folder: streams that begin together, greedy, with a fixed number of
-new tokens each. The time between tokens is that from a stream's first to its last response, divided
-by its tokens, the median over the streams (a slow reader gets several tokens in one response);
-tokens/s are all tokens over the time from the common start to the last of them. Each reader process
-reads some of the streams.
+The same prompts of token ids are sent to the engine in a process and then to Triton, which serves
+the same folder: through our client over gRPC, and through the OpenAI endpoint. They are streams
+that begin together, greedy, with a fixed number of new tokens each. The time between tokens is that
+from a stream's first to its last response, divided by its tokens, the median over the streams (a
+slow reader gets several tokens in one response); tokens/s are all tokens over the time from the
+common start to the last of them. Each reader process reads some of the streams.
 
 Writes bench-results/generation_served.jsonl, those of a GPU bench-results/gpu.jsonl, one JSON
 object per row.
@@ -20,20 +20,26 @@ import multiprocessing
 import queue
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import fusewire_client
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.generation.request import GenerationRequest
 
 from benchmarks import machine, records
 from benchmarks.generation_poisson import MODELS
+from benchmarks.generation_streams import (
+    NAME,
+    WAYS,
+    Times,
+    by_server,
+    readers,
+    row_of,
+    sampling,
+)
 from benchmarks.gpu import facts as gpu
 from benchmarks.gpu.generation_models import (
     Place,
@@ -45,16 +51,7 @@ from benchmarks.gpu.generation_workload import Shape
 from tests.load.server import served
 
 FILE = "generation_served.jsonl"
-PACKAGES = ("fusewire", "torch", "nvidia-pytriton", "tritonclient")
-NAME = "model"
-READERS = 4  # processes; a single one cannot keep up with 64 streams
-SOON_S = 1.0  # from now to the common start
-
-Times = list[tuple[float, float]]  # the times of the first and the last response of each stream
-
-
-def sampling(tokens: int) -> dict[str, Any]:
-    return {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
+PACKAGES = ("fusewire", "torch", "nvidia-pytriton", "tritonclient", "fastapi", "uvicorn")
 
 
 def folder_of(root: Path, shape: Shape, place: Place) -> Path:
@@ -90,55 +87,6 @@ def by_engine(
     return found
 
 
-@contextmanager
-def readers() -> Iterator[list[ProcessPoolExecutor]]:
-    """Yields processes that have started: one that is still starting would begin its streams
-    late."""
-    context = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        found = [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in range(READERS)]
-        for started in [reader.submit(machine.settle) for reader in found]:
-            started.result()
-        yield found
-
-
-def by_server(
-    readers: list[ProcessPoolExecutor], at: str, prompts: list[list[int]], tokens: int
-) -> tuple[float, Times]:
-    began = time.perf_counter() + SOON_S
-    shares = [prompts[index::READERS] for index in range(READERS)]
-    read = [
-        reader.submit(_read, at, share, tokens, began)
-        for reader, share in zip(readers, shares, strict=True)
-        if share
-    ]
-    return began, [times for future in read for times in future.result()]
-
-
-def _read(at: str, prompts: list[list[int]], tokens: int, begin: float) -> Times:
-    machine.settle()
-    with fusewire_client.Client(at, model=NAME) as client, ThreadPoolExecutor(len(prompts)) as pool:
-        client.ready()  # connects
-
-        def stream(prompt: list[int]) -> tuple[float, float]:
-            time.sleep(max(0.0, begin - time.perf_counter()))
-            pieces = client.generate(ids=prompt, stream=True, **sampling(tokens))
-            times = [time.perf_counter() for _ in pieces]
-            return times[0], times[-1]
-
-        return list(pool.map(stream, prompts))
-
-
-def row_of(began: float, times: Times, tokens: int) -> dict[str, float]:
-    between = median((last - first) / (tokens - 1) for first, last in times)
-    taken = max(last for _, last in times) - began
-    return {
-        "between_ms": round(between * 1e3, 4),
-        "tokens_per_s": round(len(times) * tokens / taken, 1),
-        "first_ms": round(median(first - began for first, _ in times) * 1e3, 3),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -160,6 +108,7 @@ def main() -> None:
     }
     flags = [f"--device={options.device}", f"--dtype={place.dtype}", "--no-prefix-caching"]
     flags += [f"--max-sequences={most}", f"--max-length={settings['max_length']}"]
+    flags += ["--openai-port=0"]
     loads = [
         [random_ids(shape, options.prompt, seed=1000 * turn + index) for index in range(streams)]
         for streams in options.streams
@@ -174,10 +123,14 @@ def main() -> None:
         with ProcessPoolExecutor(1, context) as pool:
             asked = (folder, settings, options.device, loads, options.tokens)
             engine = pool.submit(by_engine, *asked).result()
+        seen = {"engine": engine}
         with served(folder, NAME, *flags) as at, readers() as reading:
-            server = [by_server(reading, at["grpc"], prompts, options.tokens) for prompts in loads]
+            for way in WAYS:
+                seen[way] = [
+                    by_server(reading, way, at, prompts, options.tokens) for prompts in loads
+                ]
     facts |= {"prompt": options.prompt, "tokens": options.tokens, "dtype": place.dtype}
-    rows = _rows(options, shape, facts, {"engine": engine, "server": server})
+    rows = _rows(options, shape, facts, seen)
     records.append(options.out or (records.RESULTS / FILE if on_cpu else records.GPU_RESULTS), rows)
 
 
@@ -197,7 +150,6 @@ def _rows(
             turns = [row_of(*run, options.tokens) for run in runs[first : first + options.rounds]]
             row |= {f"{name}_{key}": median(turn[key] for turn in turns) for key in turns[0]}
         row["added_between_ms"] = round(row["server_between_ms"] - row["engine_between_ms"], 4)
-        row["share"] = round(row["server_tokens_per_s"] / row["engine_tokens_per_s"], 4)
         rows.append(row)
         print({key: row[key] for key in row if key not in facts}, flush=True)
     return rows

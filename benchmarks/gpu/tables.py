@@ -191,21 +191,30 @@ def _generation(rows: Rows) -> str:
 
 
 def _generation_served(rows: Rows) -> str:
-    return _listed(
-        rows,
-        "Generation in fp16 served over gRPC by the embedded Triton, {prompt} + {tokens} tokens a "
-        "stream, beside the engine alone: median ms between tokens of a stream, and tokens/s of "
-        "all streams from their common beginning:",
-        {
-            "streams": "{model}, {case}",
-            "engine ms": "{engine_between_ms:.2f}",
-            "served ms": "{server_between_ms:.2f}",
-            "added": "{added_between_ms:.2f}",
-            "engine tokens/s": "{engine_tokens_per_s:.0f}",
-            "served tokens/s": "{server_tokens_per_s:.0f}",
-            "served / engine": "{share:.0%}",
-        },
-    )
+    lines = [
+        "Generation in fp16 served by the embedded Triton over gRPC, and by the OpenAI endpoint "
+        "before it, {prompt} + {tokens} tokens a stream, beside the engine alone: median ms "
+        "between tokens of a stream, and tokens/s of all streams from their common beginning "
+        "(share: of the engine's; some rows are from before the endpoint was measured):".format(
+            **rows[0]
+        ),
+        "",
+        "| streams | engine ms | gRPC ms | endpoint ms | engine tokens/s | gRPC tokens/s | share "
+        "| endpoint tokens/s | share |",
+        "|---" * 9 + "|",
+    ]
+    for row in rows:
+        of_engine = row["engine_tokens_per_s"]
+        rates = [row.get(f"{way}_tokens_per_s") for way in ("server", "endpoint")]
+        cells = [f"{row['model']}, {row['case']}"]
+        cells += [
+            _cell(row, f"{side}_between_ms", "{:.2f}") for side in ("engine", "server", "endpoint")
+        ]
+        cells.append(f"{of_engine:.0f}")
+        for rate in rates:
+            cells += ["", ""] if rate is None else [f"{rate:.0f}", f"{rate / of_engine:.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
 
 
 def _generation_vllm(rows: Rows) -> str:
