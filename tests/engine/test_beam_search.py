@@ -3,6 +3,7 @@ page is lost."""
 
 from __future__ import annotations
 
+import queue
 import random
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from fusewire.errors import ComputeFailed, ConfigurationError, DeadlineExceeded,
 from fusewire.generation.request import GenerationRequest
 
 from tests.engine.generating import (
+    ANSWER_TIMEOUT_S,
     Answer,
     Cancelling,
     allocated_bytes,
@@ -500,6 +502,23 @@ def test_a_callback_that_raises_ends_its_search_alone(engine, reference, early):
     for other in others:
         expect(other.finish(), wanted)
     assert len(drawn_alone.finish().tokens()) == 24
+    assert between_steps(engine, lambda: engine.cache.used) == 0
+
+
+def test_a_callback_that_raises_at_the_end_of_its_search_is_told_so(engine):
+    """With several texts: all of them end in the same step, and the first is refused."""
+    parameters = engine.parameters(num_beams=3, n=2, max_new_tokens=8)
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def refuse(event: Any) -> None:
+        told.put(event)
+        if isinstance(event, Delta) and event.score is not None:
+            raise ZeroDivisionError
+
+    engine.submit(GenerationRequest([20] * 5, parameters), None, refuse)
+    while isinstance(event := told.get(timeout=ANSWER_TIMEOUT_S), Delta):
+        assert event.score is None or event.index == 0
+    assert isinstance(event, ComputeFailed)
     assert between_steps(engine, lambda: engine.cache.used) == 0
 
 

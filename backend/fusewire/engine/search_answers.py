@@ -67,10 +67,12 @@ class SearchAnswers:
         if generation.decoder_ids:
             texts = [found.tokens.tolist() for found in group.search.hypotheses()]
             self._aligner.align(generation, texts, deltas)
+        *first, last = deltas
+        for delta in first:  # a callback that raises gets its error as the last event
+            generation.on_event(delta)
         for branch in generation.branches:
             self._requests.end(generation, branch)
-        for delta in deltas:
-            generation.on_event(delta)
+        generation.on_event(last)
 
     def fail_broken(self) -> None:
         """Ends requests whose callbacks raised in `tell_settled`. Called after a step."""
