@@ -97,6 +97,8 @@ def test_prompts_are_texts_ids_or_dictionaries(llm: LLM) -> None:
     answers = [llm.generate([form], max_new_tokens=3) for form in forms]
     assert len({tuple(answer[0].outputs[0].token_ids) for answer in answers}) == 1
     assert [answer[0].prompt for answer in answers] == ["Once", None, "Once", None, None]
+    absent: Any = {"prompt": "Once", "prompt_token_ids": None}
+    assert llm.generate(absent, max_new_tokens=3)[0].prompt == "Once"
     (alone,) = llm.generate(ids, max_new_tokens=3)
     assert alone.prompt_token_ids == ids
     assert llm.generate(np.array(ids), max_new_tokens=3)[0].prompt_token_ids == ids

@@ -60,6 +60,7 @@ def test_a_prompt_leaves_room_for_a_token_unless_none_is_wanted(tokenizer: Token
         ([], "", "input_ids: got no tokens"),
         (b"bytes", "", "input_ids: got no tokens"),
         ([1.5], "", "input_ids: got what is not a token id"),
+        ([3, True], "", "input_ids: got True or False, wanted token ids"),
         ([3, -1], "", f"input_ids: got id -1, wanted ids 0..{END - 1}, the model's vocabulary"),
         ([3, END], "messages", f"messages: got id {END}, wanted ids 0..{END - 1}"),
         (

@@ -208,12 +208,12 @@ def _prompts(prompts: Any) -> list[Any]:
 
 def _plain(prompt: Any, index: int) -> Any:
     if isinstance(prompt, Mapping):
-        name = next((each for each in ("prompt_token_ids", "prompt") if each in prompt), None)
-        if name is None:
+        given = [prompt[name] for name in ("prompt_token_ids", "prompt") if name in prompt]
+        if not given:
             wanted = "'prompt' or 'prompt_token_ids'"
             got = f"keys {list(prompt)} at {index}"
             raise InvalidInput("prompts", got, wanted, "give a text or token ids")
-        prompt = prompt[name]
+        prompt = next((each for each in given if each is not None), None)
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
         got = f"{type_name(prompt)} at {index}"
         raise InvalidInput("prompts", got, "a text or a list of token ids", "give one of these")

@@ -156,8 +156,12 @@ def _tokenised(
 
 
 def _whole_numbers(ids: Sequence[int], field: str) -> list[int]:
+    if isinstance(ids, bytes):
+        return []
+    if bool in set(map(type, ids)):
+        raise InvalidInput(field, "True or False", "token ids, which are whole numbers", "send ids")
     try:
-        return [] if isinstance(ids, bytes) else list(map(index, ids))
+        return list(map(index, ids))
     except TypeError:
         raise InvalidInput(field, "what is not a token id", "whole numbers", "send ids") from None
 
