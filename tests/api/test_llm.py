@@ -112,6 +112,10 @@ def test_what_is_no_prompt_is_named_with_its_place(llm: LLM, given: Any) -> None
         llm.generate(["a", given])
     with pytest.raises(InvalidInput, match=r"prompts: got keys \['text'\] at 1, wanted"):
         llm.generate(["a", {"text": "b"}])
+    with pytest.raises(InvalidInput, match=r"prompts: got keys \['prompt', 'image'\] at 1, wanted"):
+        llm.generate(["a", {"prompt": "b", "image": 3}])
+    with pytest.raises(InvalidInput, match="got a text as 'prompt_token_ids' at 1, wanted token"):
+        llm.generate(["a", {"prompt_token_ids": "12"}])
     with pytest.raises(InvalidInput, match=r"^prompts\[1\]: .*\(a lone surrogate\), wanted"):
         llm.generate(["a", "b\ud800"])
 

@@ -403,6 +403,19 @@ def test_a_default_gives_way_to_the_room_that_a_prompt_leaves() -> None:
     assert max_new_tokens(parse({"min_new_tokens": 400}), 500, LIMITS) == 12
 
 
+def test_a_default_length_gives_way_to_request_folder_and_room() -> None:
+    default = {"default_max_new_tokens": 16}
+    assert parse(**default).max_new_tokens == 16
+    assert parse(**default, max_tokens=40).max_new_tokens == 40
+    assert parse(**default, min_tokens=20).max_new_tokens == 20
+    assert parse({"max_new_tokens": 5}, **default).max_new_tokens == 5
+    assert parse({"min_new_tokens": 20}, **default).max_new_tokens == 20
+    assert max_new_tokens(parse(**default), 500, LIMITS) == 12
+    for wrong in (0, True, 1.5, "many"):
+        with pytest.raises(InvalidInput, match="^default_max_new_tokens: got"):
+            parse(default_max_new_tokens=wrong)
+
+
 def test_a_default_is_as_near_to_its_value_as_what_is_asked_allows() -> None:
     assert parse({"max_new_tokens": 9}, min_new_tokens=12).max_new_tokens == 12
     assert parse({"min_new_tokens": 12}, max_new_tokens=9).min_new_tokens == 9

@@ -131,6 +131,9 @@ def test_a_completion_is_the_text_of_transformers_whole_and_streamed(
     assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1].choices[0].finish_reason == answer.choices[0].finish_reason
     assert api.completions.create(**asked).choices[0].text == greedy("Hello", 16)
+    # A default is not what the request named: it gives way.
+    longer = {**asked, "extra_body": {"min_tokens": 20}}
+    assert api.completions.create(**longer).usage.completion_tokens >= 20
 
 
 def test_prompts_of_one_request_are_answered_each(

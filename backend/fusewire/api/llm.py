@@ -195,6 +195,9 @@ class LLM(GeneratingModel):
         return Chat(TextProcessor(self.engine.tokenizer, template, longest).conversation)
 
 
+_FORMS = {"prompt", "prompt_token_ids"}  # of a prompt in a dictionary
+
+
 def _prompts(prompts: Any) -> list[Any]:
     """Returns a list of prompts, also for a single one, with dictionaries replaced by their
     contents."""
@@ -208,12 +211,17 @@ def _prompts(prompts: Any) -> list[Any]:
 
 def _plain(prompt: Any, index: int) -> Any:
     if isinstance(prompt, Mapping):
-        given = [prompt[name] for name in ("prompt_token_ids", "prompt") if name in prompt]
-        if not given:
-            wanted = "'prompt' or 'prompt_token_ids'"
-            got = f"keys {list(prompt)} at {index}"
+        others = [
+            name for name, given in prompt.items() if given is not None and name not in _FORMS
+        ]
+        if others or not prompt.keys() & _FORMS:
+            got, wanted = f"keys {list(prompt)} at {index}", "'prompt' or 'prompt_token_ids' alone"
             raise InvalidInput("prompts", got, wanted, "give a text or token ids")
-        prompt = next((each for each in given if each is not None), None)
+        ids = prompt.get("prompt_token_ids")
+        if isinstance(ids, str):
+            got, remedy = f"a text as 'prompt_token_ids' at {index}", "give it as 'prompt'"
+            raise InvalidInput("prompts", got, "token ids", remedy)
+        prompt = prompt.get("prompt") if ids is None else ids
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
         got = f"{type_name(prompt)} at {index}"
         raise InvalidInput("prompts", got, "a text or a list of token ids", "give one of these")

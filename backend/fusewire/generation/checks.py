@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, sent
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.no_effect import without_no_effect
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.seq2seq_parameters import Seq2SeqParameters
 from fusewire.generation.speech_parameters import SpeechParameters
-from fusewire.generation.spelling import SAMPLING, layer
+from fusewire.generation.spelling import DEFAULT_LENGTH, SAMPLING, layer
 
 _SAMPLES = (*SAMPLING, "do_sample")
 _WITHOUT_BEAMS = ("best_of", "stop", "prompt_logprobs")
@@ -39,8 +39,13 @@ def read_parameters(
             if value is not None
         }
     )
+    length = given.pop(DEFAULT_LENGTH, None)
+    if length is not None and (type(length) is not int or length < 1):
+        raise InvalidInput(
+            DEFAULT_LENGTH, sent(length), "a whole number of 1 or more", "correct it"
+        )
     named = layer(given)
-    others = {"do_sample": False, **(defaults or {})}
+    others = {"do_sample": False, "max_new_tokens": length, **(defaults or {})}
     parameters = GenerationParameters(
         **{k: v for k, v in others.items() if k not in named}, **given
     )

@@ -17,6 +17,10 @@ ALIASES = {
     "num_return_sequences": "n",
 }
 
+# max_new_tokens of a request where neither it nor the folder names any: a default of whoever sends
+# it, as the OpenAI endpoint has for completions. It gives way to what the prompt leaves.
+DEFAULT_LENGTH = "default_max_new_tokens"
+
 # vLLM's flag: best_of or n are the beams.
 BEAM_SEARCH = "use_beam_search"
 

@@ -162,6 +162,26 @@ def test_tokens_are_drawn_unless_beams_are_asked_for(given: dict[str, Any], draw
     assert body.parameters(None).get("do_sample") is drawn
 
 
+def test_n_has_the_name_of_hugging_face_too() -> None:
+    body = CompletionRequest(model="m", prompt="x", num_return_sequences=3)
+    assert body.n == 3
+    given = body.parameters(None)
+    assert given["n"] == 3
+    assert "num_return_sequences" not in given
+    both = CompletionRequest(model="m", prompt="x", n=3, num_return_sequences=3)
+    assert both.parameters(None).keys() >= {"n", "num_return_sequences"}  # refused by the model
+
+
+def test_a_completion_has_a_default_length_unless_it_names_one() -> None:
+    default = CompletionRequest(model="m", prompt="x").parameters(None)
+    assert default["default_max_new_tokens"] == 16
+    assert "max_tokens" not in default
+    for name in ("max_tokens", "max_new_tokens"):
+        given = CompletionRequest(model="m", prompt="x", **{name: 5}).parameters(None)
+        assert given[name] == 5
+        assert "default_max_new_tokens" not in given
+
+
 class TakesTwo:
     """A transport to a model that has too much to do for a third request."""
 

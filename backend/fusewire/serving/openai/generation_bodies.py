@@ -8,13 +8,13 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from fusewire.errors import InvalidInput
 from fusewire.generation.answer_parameters import MOST_LOGPROBS, MOST_SEQUENCES
 from fusewire.generation.no_effect import without_no_effect
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
+from fusewire.generation.spelling import ALIASES, BEAM_SEARCH, DEFAULT_LENGTH
 from fusewire.serving.openai.bodies import Body, Nullable, check_size, check_text, texts_or_ids
 from fusewire.serving.openai.errors import shown
 from fusewire.text.conversation import MOST_MESSAGES
@@ -25,6 +25,8 @@ from fusewire.text.written import written_flag, written_real, written_whole
 MOST_PROMPTS = 128
 # OpenAI's default for completions. An answer in a chat may be as long as fits.
 _COMPLETION_TOKENS = 16
+
+(_ALIAS_OF_N,) = (alias for alias, name in ALIASES.items() if name == "n")
 
 # Answers of this endpoint have no field for it.
 _ALIGNMENT = "alignment"
@@ -97,6 +99,14 @@ class GenerationBody(Body):
         "tokens: each choice has a list of them. Not for streams."
     )  # fmt: skip
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_n(cls, values: Any) -> Any:
+        """Takes `n` under its other name."""
+        if not isinstance(values, dict) or values.get("n") is not None or _ALIAS_OF_N not in values:
+            return values
+        return {**values, "n": values[_ALIAS_OF_N], _ALIAS_OF_N: None}
+
     def parameters(self, draws: bool | None) -> dict[str, Any]:
         """Returns the model's parameters. As in OpenAI's API tokens are sampled, unless the request
         (which may ask for beam search) or the folder (`draws`) says otherwise. Raises InvalidInput
@@ -149,8 +159,8 @@ class CompletionRequest(GenerationBody):
 
     def parameters(self, draws: bool | None) -> dict[str, Any]:
         given = super().parameters(draws)
-        if "max_new_tokens" not in given:
-            given.setdefault("max_tokens", _COMPLETION_TOKENS)
+        if not {"max_tokens", "max_new_tokens"} & given.keys():
+            given[DEFAULT_LENGTH] = _COMPLETION_TOKENS
         if self.echo:
             if "prompt_logprobs" in given:
                 got, wanted = "it together with echo", "one of them"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusewire.errors import InvalidInput
+from fusewire.generation.spelling import DEFAULT_LENGTH
 from fusewire.serving.openai.errors import ApiError
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import override
@@ -118,7 +119,8 @@ class Generator(Served):
         """Returns the last `truncate_prompt_tokens` tokens of each prompt."""
         most = body.truncate_prompt_tokens
         if most == -1:
-            asked = parameters.get("max_tokens", parameters.get("max_new_tokens"))
+            names = ("max_tokens", "max_new_tokens", DEFAULT_LENGTH)
+            asked = next((parameters[name] for name in names if name in parameters), None)
             answer = written_whole(asked)
             most = max(self.max_length - (answer if isinstance(answer, int) else 1), 1)
         if not most or most >= self.max_length:
