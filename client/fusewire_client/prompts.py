@@ -39,7 +39,10 @@ def messages_input(messages: Messages) -> Arrays:
 
 
 def _ids(ids: Sequence[int] | np.ndarray) -> Arrays:
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of different lengths
+        array = np.array(ids, object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         got = f"{array.dtype} of shape {list(array.shape)}"
         raise InvalidArgument(f"ids: got {got}, wanted a flat list of integers; send one prompt")

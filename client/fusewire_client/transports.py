@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from . import grpc_wire, http_wire
 from .calls import Call, Infer
-from .errors import ClientError, DeadlineExceeded, InvalidArgument, Unavailable
+from .errors import ClientError, DeadlineExceeded, InvalidArgument
 from .triton_errors import from_grpc
 from .wrong_port import grpc_fault, http_fault
 
@@ -227,7 +227,7 @@ class HttpTransport:
         except (urllib3.exceptions.ReadTimeoutError, urllib3.exceptions.EmptyPoolError):
             raise _late(timeout_s) from None
         except urllib3.exceptions.NewConnectionError as error:
-            raise Unavailable(f"{self._base}: {error}") from None
+            raise http_fault(error, self._base) from None
         except urllib3.exceptions.ConnectTimeoutError:
             raise _late(timeout_s) from None
         except urllib3.exceptions.HTTPError as error:

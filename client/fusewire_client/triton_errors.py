@@ -83,7 +83,7 @@ _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
     (r".*is not healthy", ModelDied),
     (r"Request for unknown model", NotFound),
     (r"\S+: got .*, wanted .*; ", InvalidArgument),
-    (r"(?i).*(connect|socket closed)", NoConnection),  # gRPC's own messages
+    (r"(?i).*(connect|socket closed|resolv|DNS)", NoConnection),  # gRPC's own messages
 )
 
 
@@ -92,7 +92,7 @@ def from_grpc(code: str, message: str) -> ClientError:
     # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not help.
     if code == "UNAVAILABLE" and "protocol is restricted" in message:
         return PermissionDenied(message, code)
-    if message == "Deadline Exceeded":  # gRPC's own message
+    if message in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)"):  # gRPC's own
         message = (
             "timeout: got no answer within the call's time; wait longer, or look at the server's "
             "load"

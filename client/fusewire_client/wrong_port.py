@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from .errors import ClientError, InvalidArgument, Unavailable
+from .errors import ClientError, InvalidArgument, NoConnection, Unavailable
 
 _PROBE_TIMEOUT_S = 1.0
 # gRPC's messages for a server that accepts connections but speaks another protocol.
@@ -32,7 +32,10 @@ def http_fault(error: Exception, address: str) -> ClientError:
             f"address: got {address}, which does not speak HTTP, wanted an HTTP port (Triton's is "
             "8000 by default); give that one, or protocol='grpc'"
         )
-    return Unavailable(f"{address}: {error}")
+    reason = error.__cause__ or error  # urllib3's own words begin with the repr of an object
+    return NoConnection(
+        f"{address}: got no connection ({reason}), wanted a server; start it or correct the address"
+    )
 
 
 def _speaks_http(address: str) -> bool:

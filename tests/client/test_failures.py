@@ -19,6 +19,7 @@ from fusewire_client import (
     DeadlineExceeded,
     Expired,
     InvalidArgument,
+    NoConnection,
     NotFound,
     Overloaded,
     PermissionDenied,
@@ -101,8 +102,15 @@ def test_nothing_listens(kind: str) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         call = caller(kind, {"grpc": address, "http": address})
         assert call("ready") is False
-        with pytest.raises(Unavailable):
+        with pytest.raises(NoConnection, match=r"(?i)connect"):
             call("embed", ["a"], model="mini", options={"retries": 1})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_host_without_an_address_has_no_connection(kind: str) -> None:
+    call = caller(kind, dict.fromkeys(("grpc", "http"), "nowhere.invalid:8000"))
+    with pytest.raises(NoConnection, match=r"nowhere\.invalid"):
+        call("embed", ["a"], model="mini", options={"retries": 0})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,3 +23,9 @@ from fusewire_client.prompts import prompt_inputs
 def test_what_is_no_text_has_its_remedy(prompt: Any, remedy: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"^prompt.*: got .+, wanted str; {remedy}$"):
         prompt_inputs(prompt, None)
+
+
+@pytest.mark.parametrize("ids", [[[1, 2], [3, 4]], [[1, 2, 3], [4]], ["a"], [True], [1.0], 3])
+def test_what_is_no_list_of_ids_is_refused(ids: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^ids: got .+, wanted a flat list of integers"):
+        prompt_inputs(None, ids)

@@ -412,7 +412,7 @@ def test_a_default_length_gives_way_to_request_folder_and_room() -> None:
     assert parse({"min_new_tokens": 20}, **default).max_new_tokens == 20
     assert max_new_tokens(parse(**default), 500, LIMITS) == 12
     for wrong in (0, True, 1.5, "many"):
-        with pytest.raises(InvalidInput, match="^default_max_new_tokens: got"):
+        with pytest.raises(InvalidInput, match=r"^default_max_new_tokens: got"):
             parse(default_max_new_tokens=wrong)
 
 
