@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 from . import encoding, extraction, generation, plans, rewriting, speech
 from .base import Base
 from .calls import Call, Infer, Plan
-from .errors import ClientError, NotFound, Overloaded, Unavailable
+from .errors import ClientError, NotFound, QueueFull, Unavailable
 from .generation import Streaming
 from .overloads import AsyncChat, AsyncGenerate
 from .plans import Arrays, with_names
@@ -116,7 +116,7 @@ class AsyncClient(Base[AsyncTransport]):
                         answer: Any = [outputs async for outputs in stream]
                 else:
                     answer = await self._transport.send(told, left_s)
-            except Overloaded as error:
+            except QueueFull as error:
                 if not await turns.refused(turn, left_s):
                     await asyncio.sleep(attempts.wait_s(error))
             except Unavailable as error:

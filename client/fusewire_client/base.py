@@ -57,7 +57,7 @@ class Base(Generic[C]):
                 each retry.
             max_batch: Maximum number of texts in a request, at most the model's max_batch_size.
             concurrency: Maximum number of concurrent requests of one method call. It is lowered
-                while the server refuses some with `Overloaded`: those are sent again after others
+                while the server refuses some with `QueueFull`: those are sent again after others
                 of the call were answered, whatever `retries` is.
             tls: Encrypt, with the system's certificates.
             headers: Headers of each request (authorisation, keys of restricted APIs).

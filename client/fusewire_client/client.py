@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 from . import encoding, extraction, generation, plans, rewriting, speech
 from .base import Base
 from .calls import Call, Infer, Plan
-from .errors import ClientError, NotFound, Overloaded, Unavailable
+from .errors import ClientError, NotFound, QueueFull, Unavailable
 from .generation import Streaming
 from .overloads import Chat, Generate
 from .plans import Arrays, with_names
@@ -122,7 +122,7 @@ class Client(Base[Transport]):
                     answer: Any = list(self._transport.stream(told, left_s))
                 else:
                     answer = self._transport.send(told, left_s)
-            except Overloaded as error:
+            except QueueFull as error:
                 if not turns.refused(turn, left_s):
                     time.sleep(attempts.wait_s(error))
             except Unavailable as error:

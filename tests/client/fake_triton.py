@@ -29,6 +29,8 @@ OUTPUTS = {
 }
 HTTP_OF = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503, "INTERNAL": 500}
 FULL_S = 0.2  # after which one that is refused may come again
+OVERLOADED = "queue: got 3.2 s of work waiting, wanted at most 1 s; try again in {} s"
+QUEUE_FULL = "queue: got 256 sequences waiting, wanted fewer than 256; try again later"
 DTYPES = {"INT64": np.int64, "FP32": np.float32}
 
 
@@ -54,6 +56,7 @@ class FakeTriton:
         self.labels = 2  # of the model that classifies
         self.cancelled = threading.Event()
         self.takes: int | None = None  # requests at a time; others are refused
+        self.full = OVERLOADED.format(FULL_S)  # the words of these refusals
         self.refusing = self.refused = 0  # now, and since the start
         self.under_way = 0
         self.most_under_way = 0
@@ -78,7 +81,7 @@ class FakeTriton:
             if not full:
                 self.released.wait(self.delay_s)
             if full:
-                raise Refusal("UNAVAILABLE", f"queue: got 3.2 s of work; try again in {FULL_S} s")
+                raise Refusal("UNAVAILABLE", self.full)
             if failure:
                 raise failure
             if model not in self.outputs:

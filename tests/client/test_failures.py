@@ -30,7 +30,14 @@ from fusewire_client.pace import Pace
 from fusewire_client.retry import Attempts, Retry
 from fusewire_client.triton_errors import from_grpc, from_http, from_words
 
-from tests.client.fake_triton import FakeTriton, Refusal, serve_grpc, serve_http
+from tests.client.fake_triton import (
+    OVERLOADED,
+    QUEUE_FULL,
+    FakeTriton,
+    Refusal,
+    serve_grpc,
+    serve_http,
+)
 from tests.client.four_clients import KINDS, Call, caller
 
 
@@ -322,9 +329,6 @@ def test_a_lone_surrogate_is_named() -> None:
         client.embed(["fine", "ab\ud800"])
 
 
-OVERLOADED = "queue: got 3.2 s of work waiting, wanted at most 1 s; try again in {} s"
-
-
 def test_the_server_is_told_how_long_an_answer_is_of_use(call: Call, server: FakeTriton) -> None:
     call("embed", ["a"], model="mini", timeout_s=5.0)
     call("embed", ["a"], model="mini", options={"timeout_s": 5.0})
@@ -405,9 +409,12 @@ def test_a_list_is_sent_as_fast_as_the_server_takes_it(call: Call, server: FakeT
     assert server.refused < 45
 
 
-def test_the_parts_of_a_list_do_not_fail_each_other(call: Call, server: FakeTriton) -> None:
+@pytest.mark.parametrize("words", [OVERLOADED.format(0.2), QUEUE_FULL])
+def test_the_parts_of_a_list_do_not_fail_each_other(
+    call: Call, server: FakeTriton, words: str
+) -> None:
     """Even where nothing is tried again."""
-    server.takes, server.delay_s = 1, 0.02
+    server.takes, server.delay_s, server.full = 1, 0.02, words
     texts = [str(number) for number in range(20)]
     options = {"max_batch": 1, "concurrency": 16, "retries": 0}
     vectors = call("embed", texts, model="mini", options=options)

@@ -16,7 +16,7 @@ from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.generation import Generation, Piece, Token, token_at
 from fusewire.serving.openai.generation_bodies import CompletionRequest
 from fusewire_client.calls import Call, Infer
-from fusewire_client.errors import InvalidArgument, Overloaded
+from fusewire_client.errors import InvalidArgument, Overloaded, QueueFull
 
 
 class RefusesAfterAPiece:
@@ -185,8 +185,8 @@ def test_a_completion_has_a_default_length_unless_it_names_one() -> None:
 class TakesTwo:
     """A transport to a model that has too much to do for a third request."""
 
-    def __init__(self, takes: int = 2) -> None:
-        self.takes, self.under_way, self.asked = takes, 0, 0
+    def __init__(self, takes: int = 2, refusal: type[QueueFull] = Overloaded) -> None:
+        self.takes, self.under_way, self.asked, self.refusal = takes, 0, 0, refusal
         self.times: list[float] = []
 
     async def stream(self, call: Infer, timeout_s: float) -> AsyncIterator[dict[str, np.ndarray]]:
@@ -194,7 +194,7 @@ class TakesTwo:
         parameters = json.loads(call.inputs["sampling_parameters"][0])
         self.times.append(parameters["timeout_seconds"])
         if self.under_way >= self.takes:
-            raise Overloaded("queue: got a predicted wait of 9 s; try again in 5.0 s")
+            raise self.refusal("queue: got a predicted wait of 9 s; try again in 5.0 s")
         self.under_way += 1
         await asyncio.sleep(0.02)
         self.under_way -= 1
@@ -207,8 +207,9 @@ class TakesTwo:
         }
 
 
-def test_the_prompts_of_one_call_do_not_refuse_each_other() -> None:
-    transport: Any = TakesTwo()
+@pytest.mark.parametrize("refusal", [Overloaded, QueueFull])
+def test_the_prompts_of_one_call_do_not_refuse_each_other(refusal: type[QueueFull]) -> None:
+    transport: Any = TakesTwo(refusal=refusal)
     prompts = [str(number) for number in range(9)]
     parameters = {"n": 1, "timeout_seconds": 60.0}
     generation = Generation(transport, "tiny", prompts, parameters, {}, stream=False, sender={})

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from fusewire_client.calls import Infer
-from fusewire_client.errors import ClientError, Overloaded
+from fusewire_client.errors import ClientError, QueueFull
 from fusewire_client.transports import AsyncTransport
 from fusewire_client.turns import TaskTurns
 
@@ -160,7 +160,7 @@ class Generation:
                     async for outputs in responses:
                         begun = True
                         yield outputs
-            except Overloaded:
+            except QueueFull:
                 if begun or not await self._turns.refused(turn, left_s):
                     raise
             except BaseException:
