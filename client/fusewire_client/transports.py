@@ -20,8 +20,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from . import grpc_wire, http_wire
 from .calls import Call, Infer
-from .errors import ClientError, DeadlineExceeded, InvalidArgument
-from .triton_errors import from_grpc
+from .errors import Cancelled, ClientError, DeadlineExceeded, InvalidArgument
+from .triton_errors import CLOSED, from_grpc
 from .wrong_port import grpc_fault, http_fault
 
 _CHUNK_BYTES = 1 << 16
@@ -139,6 +139,7 @@ class AsyncGrpcTransport(_Grpc):
         super().__init__(address, tls, headers, connections)
         # One request per stream: sent with its end, in one operation.
         self._open = self._channel.unary_stream(*grpc_wire.STREAM)
+        self._closed = False
 
     async def send(self, call: Call, timeout_s: float) -> Any:
         method, request = grpc_wire.encode(call)
@@ -147,6 +148,7 @@ class AsyncGrpcTransport(_Grpc):
             message = await asyncio.shield(sent)
         except asyncio.CancelledError:
             _cancel(sent)
+            self._tell_closed()
             raise
         except grpc.RpcError as error:
             raise await asyncio.to_thread(self._fault, error) from None
@@ -161,13 +163,24 @@ class AsyncGrpcTransport(_Grpc):
             while (message := await asyncio.shield(anext(arriving, None))) is not None:
                 if (outputs := grpc_wire.streamed(message)) is not None:
                     yield outputs
+        except asyncio.CancelledError:
+            self._tell_closed()
+            raise
         except grpc.RpcError as error:
             raise await asyncio.to_thread(self._fault, error) from None
         finally:
             messages.cancel()
 
     async def close(self) -> None:
+        self._closed = True
         await self._channel.close()
+
+    def _tell_closed(self) -> None:
+        """Raises Cancelled where a CancelledError is the channel's, which was closed, and not the
+        caller's."""
+        task = asyncio.current_task()
+        if self._closed and not (task and task.cancelling()):
+            raise Cancelled(CLOSED) from None
 
 
 def _cancel(call: Any) -> None:
@@ -183,6 +196,8 @@ class HttpTransport:
         self._base = ("https://" if tls else "http://") + _host(address)
         self._pool = urllib3.PoolManager(maxsize=connections, block=True, retries=False)
         self._headers = headers
+        self._streams: set[Any] = set()  # responses that are being read
+        self._closed = False
 
     def send(self, call: Call, timeout_s: float) -> Any:
         with self._faults(timeout_s):
@@ -197,6 +212,7 @@ class HttpTransport:
             response = self._request(
                 http_wire.encode_stream(call), timeout_s, preload_content=False
             )
+        self._streams.add(response)
         try:
             with self._faults(timeout_s):
                 for line in _lines(response.stream(_CHUNK_BYTES)):
@@ -205,6 +221,7 @@ class HttpTransport:
                     if time.monotonic() > ends:
                         raise _late(timeout_s)
         finally:
+            self._streams.discard(response)
             response.close()
             response.release_conn()
 
@@ -231,9 +248,13 @@ class HttpTransport:
         except urllib3.exceptions.ConnectTimeoutError:
             raise _late(timeout_s) from None
         except urllib3.exceptions.HTTPError as error:
-            raise http_fault(error, self._base) from None
+            raise Cancelled(CLOSED) if self._closed else http_fault(error, self._base) from None
 
     def close(self) -> None:
+        self._closed = True
+        for response in [*self._streams]:  # the pool closes idle connections only
+            with contextlib.suppress(ValueError, RuntimeError):  # it has ended
+                response.shutdown()
         self._pool.clear()
 
 
@@ -286,7 +307,11 @@ class AsyncHttpTransport:
             yield
         except TimeoutError:
             raise _late(timeout_s) from None
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, RuntimeError) as error:
+            if self._session is not None and self._session.closed:  # often a bare RuntimeError
+                raise Cancelled(CLOSED) from None
+            if isinstance(error, RuntimeError):
+                raise
             raise http_fault(error, self._base) from None
 
     async def close(self) -> None:

@@ -43,6 +43,7 @@ _BY_HTTP_STATUS: dict[int, type[ClientError]] = {
     504: DeadlineExceeded,
 }
 
+CLOSED = "call: got its client closed before the last response; close it when all are read"
 _GENERATES = "one that does 'generate', or for audio 'transcribe'"
 _READS_IMAGES = "one that reads images"
 _HEARS = "one that does 'transcribe'"
@@ -92,6 +93,8 @@ def from_grpc(code: str, message: str) -> ClientError:
     # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not help.
     if code == "UNAVAILABLE" and "protocol is restricted" in message:
         return PermissionDenied(message, code)
+    if code == "CANCELLED" and "closed" in message:  # gRPC's own message, of its channel
+        message = CLOSED
     if message in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)"):  # gRPC's own
         message = (
             "timeout: got no answer within the call's time; wait longer, or look at the server's "

@@ -12,6 +12,7 @@ from fusewire.serving.config import ServerSettings
 from fusewire.serving.supervisor.server import Server
 from fusewire_client import (
     AsyncClient,
+    Cancelled,
     Client,
     ClientError,
     InvalidArgument,
@@ -80,6 +81,26 @@ class Writer:
 
         return asyncio.run(ask())
 
+    def read_after_close(self, prompt: str, **given: Any) -> None:
+        """Closes the client when a piece of a stream has come, and reads on."""
+        if not self._asyncio:
+            with self._blocking() as client:
+                stream = client.generate(prompt, stream=True, **given)
+                next(stream)
+                client.close()
+                list(stream)
+            return
+
+        async def ask() -> None:
+            async with self._awaiting() as client:
+                stream = await client.generate(prompt, stream=True, **given)
+                await anext(stream)
+                await client.close()
+                async for _ in stream:
+                    pass
+
+        asyncio.run(ask())
+
     def _blocking(self) -> Client:
         return Client(self._address, protocol=self._protocol, retries=0)  # type: ignore[arg-type]
 
@@ -124,6 +145,14 @@ def test_leaving_a_stream_cancels_it(writer: Writer, server: Server) -> None:
         assert len("".join(pieces)) < LONG / 2  # they came while the text was made
         until(lambda: cancelled(asker, "writer") == before + 1)
         until(lambda: asker.metric("fusewire_running", model="writer") == 0)
+
+
+def test_closing_a_client_ends_its_streams(writer: Writer, server: Server) -> None:
+    with Asker(server) as asker:
+        before = cancelled(asker, "writer")
+        with pytest.raises(Cancelled, match=r"^call: got its client closed"):
+            writer.read_after_close("Going", max_new_tokens=LONG, ignore_eos=True)
+        until(lambda: cancelled(asker, "writer") == before + 1)
 
 
 @pytest.mark.parametrize(

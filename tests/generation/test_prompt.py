@@ -59,8 +59,10 @@ def test_a_prompt_leaves_room_for_a_token_unless_none_is_wanted(tokenizer: Token
         ("", "", "text_input: got no tokens, wanted at least one"),
         ([], "", "input_ids: got no tokens"),
         (b"bytes", "", "input_ids: got no tokens"),
-        ([1.5], "", "input_ids: got what is not a token id"),
-        ([3, True], "", "input_ids: got True or False, wanted token ids"),
+        ([1.5], "", "input_ids: got 1.5 at 0, wanted token ids, which are whole numbers"),
+        ([3, "a"], "", "input_ids: got 'a' at 1, wanted token ids"),
+        ([3, True], "", "input_ids: got true at 1, wanted token ids"),
+        ([np.array([3, 4])], "", "input_ids: got array([3, 4]) at 0, wanted token ids"),
         ([3, -1], "", f"input_ids: got id -1, wanted ids 0..{END - 1}, the model's vocabulary"),
         ([3, END], "messages", f"messages: got id {END}, wanted ids 0..{END - 1}"),
         (

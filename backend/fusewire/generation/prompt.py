@@ -3,6 +3,7 @@ an encoder-decoder model it is what the encoder reads."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -10,7 +11,7 @@ from operator import index
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput, counted
+from fusewire.errors import InvalidInput, counted, sent
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.text.least_tokens import WORTH_WHILE
@@ -158,12 +159,18 @@ def _tokenised(
 def _whole_numbers(ids: Sequence[int], field: str) -> list[int]:
     if isinstance(ids, bytes):
         return []
-    if bool in set(map(type, ids)):
-        raise InvalidInput(field, "True or False", "token ids, which are whole numbers", "send ids")
-    try:
-        return list(map(index, ids))
-    except TypeError:
-        raise InvalidInput(field, "what is not a token id", "whole numbers", "send ids") from None
+    with contextlib.suppress(TypeError):
+        if bool not in set(map(type, ids)):
+            return list(map(index, ids))
+    at = next(at for at, each in enumerate(ids) if not _is_whole(each))
+    wanted = "token ids, which are whole numbers"
+    raise InvalidInput(field, f"{sent(ids[at])} at {at}", wanted, "send ids")
+
+
+def _is_whole(given: object) -> bool:
+    with contextlib.suppress(TypeError):
+        return not isinstance(given, bool) and index(given) is not None  # type: ignore[arg-type]
+    return False
 
 
 def _too_long(field: str, got: str, most: int, limits: GenerationLimits) -> InvalidInput:
