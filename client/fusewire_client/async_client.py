@@ -12,10 +12,12 @@ from .base import Base
 from .calls import Call, Infer, Plan
 from .errors import ClientError, NotFound, QueueFull, Unavailable
 from .generation import Streaming
+from .grpc_transports import AsyncGrpcTransport
+from .http_transports import AsyncHttpTransport
 from .overloads import AsyncChat, AsyncGenerate
 from .plans import Arrays, with_names
 from .signatures import show
-from .transports import AsyncGrpcTransport, AsyncHttpTransport, AsyncTransport
+from .transports import AsyncTransport
 from .turns import TaskTurns
 
 P = ParamSpec("P")

@@ -13,10 +13,12 @@ from .base import Base
 from .calls import Call, Infer, Plan
 from .errors import ClientError, NotFound, QueueFull, Unavailable
 from .generation import Streaming
+from .grpc_transports import GrpcTransport
+from .http_transports import HttpTransport
 from .overloads import Chat, Generate
 from .plans import Arrays, with_names
 from .signatures import show
-from .transports import GrpcTransport, HttpTransport, Transport
+from .transports import Transport
 from .turns import ThreadTurns
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fusewire_client.calls import Infer
-from fusewire_client.transports import AsyncGrpcTransport
+from fusewire_client.grpc_transports import AsyncGrpcTransport
 
 CALLS, ROUNDS = 200, 4
 SPARE = 32  # bytes a call; of a cancelled task grpcio keeps 96, for calls with one answer 960

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fusewire_client import AsyncClient
 from fusewire_client.errors import ClientError
-from fusewire_client.transports import AsyncGrpcTransport
+from fusewire_client.grpc_transports import AsyncGrpcTransport
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
