@@ -505,7 +505,7 @@ def test_a_callback_that_raises_ends_its_search_alone(engine, reference, early):
     assert between_steps(engine, lambda: engine.cache.used) == 0
 
 
-def test_a_callback_that_raises_at_the_end_of_its_search_is_told_so(engine):
+def test_a_callback_that_raises_at_the_end_of_its_search_gets_an_error(engine):
     """With several texts: all of them end in the same step, and the first is refused."""
     parameters = engine.parameters(num_beams=3, n=2, max_new_tokens=8)
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -60,6 +60,8 @@ def test_a_prompt_leaves_room_for_a_token_unless_none_is_wanted(tokenizer: Token
         ([], "", "input_ids: got no tokens"),
         (b"bytes", "", "input_ids: got no tokens"),
         ([1.5], "", "input_ids: got 1.5 at 0, wanted token ids, which are whole numbers"),
+        (3, "", "input_ids: got int, wanted token ids"),
+        (np.array(3), "", "input_ids: got ndarray, wanted token ids"),
         ([3, "a"], "", "input_ids: got 'a' at 1, wanted token ids"),
         ([3, True], "", "input_ids: got true at 1, wanted token ids"),
         ([np.array([3, 4])], "", "input_ids: got array([3, 4]) at 0, wanted token ids"),

@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput, counted, sent
+from fusewire.errors import InvalidInput, counted, sent, type_name
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.text.least_tokens import WORTH_WHILE
@@ -157,20 +158,24 @@ def _tokenised(
 
 
 def _whole_numbers(ids: Sequence[int], field: str) -> list[int]:
-    if isinstance(ids, bytes):
-        return []
+    wanted, remedy = "token ids, which are whole numbers", "send ids"
+    try:
+        entries = [] if isinstance(ids, bytes) else list(ids)
+    except TypeError:
+        raise InvalidInput(field, type_name(ids), wanted, remedy) from None
     with contextlib.suppress(TypeError):
-        if bool not in set(map(type, ids)):
-            return list(map(index, ids))
-    at = next(at for at, each in enumerate(ids) if not _is_whole(each))
-    wanted = "token ids, which are whole numbers"
-    raise InvalidInput(field, f"{sent(ids[at])} at {at}", wanted, "send ids")
+        if bool not in set(map(type, entries)):
+            return list(map(index, entries))
+    at = next(at for at, each in enumerate(entries) if not _is_whole(each))
+    raise InvalidInput(field, f"{sent(entries[at])} at {at}", wanted, remedy)
 
 
-def _is_whole(given: object) -> bool:
-    with contextlib.suppress(TypeError):
-        return not isinstance(given, bool) and index(given) is not None  # type: ignore[arg-type]
-    return False
+def _is_whole(given: Any) -> bool:
+    try:
+        index(given)
+    except TypeError:
+        return False
+    return not isinstance(given, bool)
 
 
 def _too_long(field: str, got: str, most: int, limits: GenerationLimits) -> InvalidInput:
