@@ -40,15 +40,13 @@ def client(at: dict[str, str], tokens: int) -> Iterator[Stream]:
 
 @contextmanager
 def endpoint(at: dict[str, str], tokens: int) -> Iterator[Stream]:
-    given = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-    given |= {"model": NAME, "stream": True, "stream_options": {"include_usage": True}}
+    given = {"model": NAME, "stream": True, "stream_options": {"include_usage": True}}
+    given |= sampling(tokens)
+    headers = {"Content-Type": "application/json"}
 
     def stream(prompt: list[int]) -> Iterator[Any]:
         with closing(http.client.HTTPConnection(at["openai"], timeout=120)) as connection:
-            body, headers = (
-                json.dumps({**given, "prompt": prompt}),
-                {"Content-Type": "application/json"},
-            )
+            body = json.dumps({**given, "prompt": prompt})
             connection.request("POST", "/v1/completions", body, headers)
             response = connection.getresponse()
             if response.status != 200:

@@ -193,7 +193,7 @@ def _generation(rows: Rows) -> str:
 def _generation_served(rows: Rows) -> str:
     lines = [
         "Generation in fp16 served by the embedded Triton over gRPC, and by the OpenAI endpoint "
-        "before it, {prompt} + {tokens} tokens a stream, beside the engine alone: median ms "
+        "in front of it, {prompt} + {tokens} tokens a stream, beside the engine alone: median ms "
         "between tokens of a stream, and tokens/s of all streams from their common beginning "
         "(share: of the engine's; some rows are from before the endpoint was measured):".format(
             **rows[0]
