@@ -26,6 +26,8 @@ constexpr Feature kFeatures[] = {
      [](const GemmArguments& a) { return a.weight.order != nullptr; }},
     {"a beta other than 1", &GemmFeatures::beta,
      [](const GemmArguments& a) { return a.beta != 1.0f; }},
+    {"a gated unit", &GemmFeatures::gated,
+     [](const GemmArguments& a) { return a.both != nullptr; }},
 };
 
 constexpr int64_t kLargestBucket = 65536;

@@ -41,6 +41,11 @@ struct GemmArguments {
   float beta = 1.0f;
   bool integers = false, blocks = false;
   float input_scale = 0;  // as in Weight
+  // Not null: a gated unit (Shazeer 2020). The weight and the bias have rows a | b, n in all, and
+  // out[m, n / 2] = activation(x . a^T) * (x . b^T), without a residual. `both` [m, n] is scratch
+  // memory.
+  void* both = nullptr;
+  int64_t both_stride = 0;
 };
 
 // Packs a weight [n, k] or, if `transposed`, [k, n], in the memory of the device or the host, in
@@ -70,6 +75,7 @@ struct GemmFeatures {
   bool scales = false, zeros = false, groups = false;  // of the weight or of x
   bool order = false;                                  // GemmOperand::order of the weight
   bool beta = false;                                   // a beta other than 1
+  bool gated = false;                                  // GemmArguments::both
 };
 
 // The kernels of one target for one format of weights.

@@ -5,7 +5,8 @@
 // parameter `const __grid_constant__ CUtensorMap`. Boxes may extend beyond the edges of the matrix:
 // loads fill the outside with zeros, stores skip it. Maps of matrices use the 128-byte swizzle: a
 // box is at most 128 bytes wide, its destination in shared memory is aligned to 1024 bytes, and the
-// 16-byte chunk c of row r is at byte 128 r + 16 (c ^ r % 8).
+// 16-byte chunk c of row r is at byte 128 r + 16 (c ^ r % 8). With the 64-byte swizzle boxes are 64
+// bytes wide, and the chunk is at byte 64 r + 16 (c ^ r / 2 % 4).
 #pragma once
 
 #include <cuda.h>
@@ -25,7 +26,14 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder();
 // with rows `stride` elements apart, for boxes of box_rows x box_columns (each at most 256). `data`
 // and every row must be aligned to 16 bytes.
 inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
-                              int64_t stride, int box_rows, int box_columns);
+                              int64_t stride, int box_rows, int box_columns,
+                              CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B);
+
+// Returns the map of a matrix as matrix_map() does, whose rows are two halves of `rows` / 2 each, a
+// multiple of 8. A box has box_groups groups of 8 rows of the first half, each followed by the same
+// rows of the second half.
+inline CUtensorMap halves_map(DType dtype, const void* data, int64_t rows, int64_t columns,
+                              int64_t stride, int box_groups, int box_columns);
 
 // Returns the map of a dense matrix of 4-byte words. Its boxes are not swizzled; their destinations
 // are aligned to 128 bytes.
@@ -47,8 +55,19 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, int r
       : "memory");
 }
 
-// Starts the same load for every block of the cluster whose bit is set in `blocks`: each receives
-// the box at the same address in its own shared memory, and counts the bytes at its own barrier.
+// Starts a load of a box of a halves_map().
+__device__ __forceinline__ void tma_load_groups(void* to, const CUtensorMap* map, int group,
+                                                int column, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %5, %5, %4}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(group), "r"(0)
+      : "memory");
+}
+
+// Starts the load of tma_load() for every block of the cluster whose bit is set in `blocks`: each
+// receives the box at the same address in its own shared memory, and counts the bytes at its own
+// barrier.
 __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, int row,
                                                    int column, uint64_t* barrier, uint16_t blocks) {
   asm volatile(
@@ -105,40 +124,66 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return encoder;
 }
 
-inline CUtensorMap encoded_map(CUtensorMapDataType type, CUtensorMapSwizzle swizzle,
-                               const void* data, int64_t rows, int64_t columns,
-                               int64_t stride_bytes, int box_rows, int box_columns) {
+// A dimension of a tensor: its size, that of a box, and the bytes from one index to the next.
+struct MapDimension {
+  int64_t size;
+  int box;
+  int64_t stride_bytes = 0;  // not of the first, whose elements are contiguous
+};
+
+template <size_t kRank>
+CUtensorMap encoded_map(CUtensorMapDataType type, CUtensorMapSwizzle swizzle, const void* data,
+                        const MapDimension (&dimensions)[kRank]) {
   CUtensorMap map;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride_bytes)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
-                            static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_strides[] = {1, 1};
+  cuuint64_t sizes[kRank], strides[kRank];
+  cuuint32_t box[kRank], element_strides[kRank];
+  for (size_t i = 0; i < kRank; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(dimensions[i].size);
+    strides[i] = static_cast<cuuint64_t>(dimensions[i].stride_bytes);
+    box[i] = static_cast<cuuint32_t>(dimensions[i].box);
+    element_strides[i] = 1;
+  }
   const CUresult status =
-      tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box,
+      tensor_map_encoder()(&map, type, kRank, const_cast<void*>(data), sizes, strides + 1, box,
                            element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
-    fail("tensor map: got status ", static_cast<int>(status), " for ", rows, " rows of ", columns,
-         ", stride of ", stride_bytes, " bytes, box ", box_rows, " x ", box_columns,
+    fail("tensor map: got status ", static_cast<int>(status), " for ", dimensions[1].size,
+         " rows of ", dimensions[0].size, ", stride of ", dimensions[1].stride_bytes,
+         " bytes, box ", dimensions[1].box, " x ", dimensions[0].box,
          "; wanted 16-byte aligned rows and boxes up to 256");
   }
   return map;
 }
 
+inline CUtensorMapDataType map_type(DType dtype) {
+  return dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+         : dtype == DType::kUInt8  ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
 inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
-                              int64_t stride, int box_rows, int box_columns) {
-  return encoded_map(dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                     : dtype == DType::kUInt8  ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                     CU_TENSOR_MAP_SWIZZLE_128B, data, rows, columns,
-                     stride * static_cast<int64_t>(size_of(dtype)), box_rows, box_columns);
+                              int64_t stride, int box_rows, int box_columns,
+                              CUtensorMapSwizzle swizzle) {
+  const int64_t row_bytes = stride * static_cast<int64_t>(size_of(dtype));
+  return encoded_map(map_type(dtype), swizzle, data,
+                     {{columns, box_columns}, {rows, box_rows, row_bytes}});
+}
+
+inline CUtensorMap halves_map(DType dtype, const void* data, int64_t rows, int64_t columns,
+                              int64_t stride, int box_groups, int box_columns) {
+  const int64_t row_bytes = stride * static_cast<int64_t>(size_of(dtype));
+  return encoded_map(map_type(dtype), CU_TENSOR_MAP_SWIZZLE_128B, data,
+                     {{columns, box_columns},
+                      {8, 8, row_bytes},
+                      {2, 2, rows / 2 * row_bytes},
+                      {rows / 16, box_groups, 8 * row_bytes}});
 }
 
 inline CUtensorMap words_map(const void* data, int64_t rows, int64_t columns, int box_rows,
                              int box_columns) {
-  return encoded_map(CU_TENSOR_MAP_DATA_TYPE_UINT32, CU_TENSOR_MAP_SWIZZLE_NONE, data, rows,
-                     columns, columns * 4, box_rows, box_columns);
+  return encoded_map(CU_TENSOR_MAP_DATA_TYPE_UINT32, CU_TENSOR_MAP_SWIZZLE_NONE, data,
+                     {{columns, box_columns}, {rows, box_rows, columns * 4}});
 }
 
 }  // namespace fusewire::cuda::sm90

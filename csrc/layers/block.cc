@@ -39,6 +39,19 @@ void Pass::project(const Tensor& out, const Norm* norm, const Linear& linear,
   norm->project(out, normed, x, linear, activation, stream);
 }
 
+void Pass::project_gated(const Tensor& out, const Tensor& both, const Norm* norm,
+                         const Linear& linear, Activation activation) {
+  if (!linear.gates()) {  // the product may be fused with the norm
+    project(both, norm, linear, Activation::kNone);
+    return ops::gate(out, both, activation, stream);
+  }
+  if (const Norm* last = std::exchange(pending, nullptr)) last->apply(x, x, stream);
+  if (!norm) return ops::gated_linear(out, both, x, linear, activation, stream);
+  const Matrix normed = matrix(x.shape[1]);
+  norm->apply(normed, x, stream);
+  ops::gated_linear(out, both, normed, linear, activation, stream);
+}
+
 void Sublayer::finish(const Tensor& out, const Tensor& inner, const Tensor* residual,
                       const Stream& stream) const {
   if (residual) {

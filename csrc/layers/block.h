@@ -82,6 +82,10 @@ struct Pass {
   Matrix matrix(int64_t width) const { return {scratch, x.shape[0], width, x.dtype, stream}; }
   // Computes out = activation(norm(x) W^T + b). norm may be null.
   void project(const Tensor& out, const Norm* norm, const Linear& linear, Activation activation);
+  // Computes out = activation(a) * b with [a | b] = norm(x) W^T + b, by way of `both`, which has
+  // the width of a | b. norm may be null.
+  void project_gated(const Tensor& out, const Tensor& both, const Norm* norm, const Linear& linear,
+                     Activation activation);
 };
 
 // Computes output(inner(x)). Its last matrix product is run by the block, which fuses it with the

@@ -19,8 +19,7 @@ void FeedForward::compute(const Tensor& inner, const Norm* norm, Pass& pass) con
   if (activated_late()) return pass.project(inner, norm, *intermediate_, Activation::kNone);
   if (!gated_) return pass.project(inner, norm, *intermediate_, activation_);
   const Matrix both = pass.matrix(intermediate_->out_features());
-  pass.project(both, norm, *intermediate_, Activation::kNone);
-  ops::gate(inner, both, activation_, pass.stream);
+  pass.project_gated(inner, both, norm, *intermediate_, activation_);
 }
 
 void FeedForward::finish(const Tensor& out, const Tensor& inner, const Tensor* residual,

@@ -103,6 +103,7 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   const CurrentDevice current(stream.device);
   const GemmKernels& gemm = gemm_of(weight_, dtype, check, stream);
   activates_ = gemm.run_activated != nullptr;
+  gates_ = gemm.features.gated;
   CachingAllocator& allocator = default_allocator(stream.device);
   const auto lies_well = [](const Tensor& tensor) {
     return tensor.owner && reinterpret_cast<uintptr_t>(tensor.data) % kWeightAlignment == 0;

@@ -60,6 +60,8 @@ class Linear {
   // Returns whether its products apply an activation while they quantise their input, so that the
   // product before them should not.
   bool activates() const { return activates_; }
+  // Returns whether its products compute gated units in one pass.
+  bool gates() const { return gates_; }
 
  private:
   Linear() = default;
@@ -69,7 +71,7 @@ class Linear {
 
   Weight weight_;
   std::shared_ptr<void> bias_;
-  bool activates_ = false;
+  bool activates_ = false, gates_ = false;
   // false: the memory is that of the tensor it was made with
   bool packed_ = false, copies_bias_ = false;
   size_t bytes_ = 0;

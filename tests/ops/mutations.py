@@ -137,6 +137,7 @@ NORM = (3, 33)
 NORMED = (33, 31, 97, True, "none")
 ACTIVATED = (33, 31, 97, "gelu_erf", False)
 GATED = (33, 31, 97, "silu", True)
+GATED_LINEAR = (7, 384, 64, "silu")
 HEADS = (40, 8, 80)
 ATTENTION = Attention((300, 17), 2, 128, **window(64))
 NARROW_WINDOW = Attention((513, 90), 2, 20, **window(3))
@@ -185,6 +186,16 @@ WRONG: dict[str, Wrong] = {
         "no activation": (ACTIVATED, settings((33, 31, 97, "none", False))),
         "no residual": (ACTIVATED, inputs(residual=dropped)),
         "halves swapped": (GATED, inputs(x=lambda x: np.roll(x, 31, 1))),
+    },
+    "gated_linear": {
+        **rows(GATED_LINEAR),
+        "no activation": (GATED_LINEAR, settings((7, 384, 64, "none"))),
+        "no bias": (GATED_LINEAR, inputs(bias=dropped)),
+        "halves swapped": (GATED_LINEAR, inputs(weight=lambda w: np.roll(w, 64, 0))),
+        "the factor of the next column": (
+            GATED_LINEAR,
+            inputs(weight=lambda w: np.concatenate([w[:64], np.roll(w[64:], 1, 0)])),
+        ),
     },
     "layer_norm": {
         **rows(NORM),

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/gemm_part.h"
 #include "cuda/gemm/cublaslt_problem.h"
 
 namespace fusewire::cuda {
@@ -92,6 +93,7 @@ size_t cublaslt_version() {
 template <class T>
 std::vector<CublasltAlgorithm> cublaslt_algorithms(const GemmArguments& a, size_t count,
                                                    Rounding rounding, const Stream& stream) {
+  if (a.both) return cublaslt_algorithms<T>(ungated(a), count, rounding, stream);
   if (!cublaslt_fits(a)) return {};
   std::vector<CublasltAlgorithm> found;
   if (in_epilogue<T>(a.activation)) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/allocator.h"
+#include "core/gemm_part.h"
 #include "cuda/gemm/cublaslt_gemm.h"
 #include "cuda/gemm/cublaslt_problem.h"
 #include "cuda/gemm/cublaslt_workspace.h"
@@ -45,6 +46,11 @@ bool cublaslt_fits(const GemmArguments& a) {
 template <class T>
 bool cublaslt_gemm(const GemmArguments& a, const CublasltAlgorithm& algorithm,
                    const Stream& stream) {
+  if (a.both) {
+    if (!cublaslt_gemm<T>(ungated(a), algorithm, stream)) return false;
+    gate<T>(a.out, a.out_stride, a.both, a.both_stride, a.m, a.n / 2, a.activation, stream);
+    return true;
+  }
   if (!cublaslt_fits(a) || algorithm.workspace_bytes > kWorkspaceBytes) return false;
   if (!algorithm.activation_apart && !in_epilogue<T>(a.activation)) return false;
   Problem p;

@@ -1,9 +1,9 @@
 // Matrix products by cuBLASLt: any shape, stride and alignment, accumulated in fp32. Bias,
 // residual, ReLU and, in half precision, the tanh GELU are fused into its epilogue; other
 // activations are a separate pass over the output. Its kernels for odd alignments are slow but
-// correct. If x and weight have scales they are e4m3 (core/gemm.h), which the library supports only
-// for some shapes and epilogues. It is not used for int8: its results are integers, or have one
-// scale.
+// correct. A gated unit is a separate pass over the product, too. If x and weight have scales they
+// are e4m3 (core/gemm.h), which the library supports only for some shapes and epilogues. It is not
+// used for int8: its results are integers, or have one scale.
 #pragma once
 
 #include <cstddef>

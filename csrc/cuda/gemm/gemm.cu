@@ -75,6 +75,12 @@ void run(const GemmArguments& product, const Stream& stream) {
                    // kernels
     a.x.stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.k), 16));
     a.out_stride = a.residual_stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.n), 16));
+    a.both_stride = a.out_stride;
+  }
+  if (a.both) {
+    if (a.n % 16 == 0 && run_gemm<T>(a, choose_gemm<T>(a, stream), stream)) return;
+    run<T>(ungated(a), stream);
+    return gate<T>(a.out, a.out_stride, a.both, a.both_stride, a.m, a.n / 2, a.activation, stream);
   }
   const int64_t together = columns_together<T>(a);
   if (together < a.n) {
@@ -239,7 +245,10 @@ void run_activated_codes(const GemmArguments& a, Activation activation, bool gat
 
 template <class T>
 constexpr GemmKernels kOwnFormat = {format_of(kDTypeOf<T>),
-                                    {/*transposed_x=*/false, /*transposed_weight=*/true},
+                                    {/*transposed_x=*/false, /*transposed_weight=*/true,
+                                     /*scales=*/false, /*zeros=*/false, /*groups=*/false,
+                                     /*order=*/false, /*beta=*/false,
+                                     /*gated=*/sizeof(T) == 2},
                                     /*packing_copies=*/true,
                                     /*packs_transposed=*/true,
                                     packed_bytes<T>,

@@ -74,12 +74,13 @@ GemmKey key_of(const GemmArguments& a) {
   key.epilogue = static_cast<uint16_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
                                        (a.residual != nullptr) << 4 | (a.residual == a.out) << 5 |
                                        a.weight.transposed << 6 | float8 << 7 | a.integers << 8 |
-                                       a.blocks << 9);
+                                       a.blocks << 9 | (a.both != nullptr) << 10);
   const int64_t operand = operand_bytes<T>(a);
   int read = std::min(alignment_of(a.x.data, a.x.stride * operand),
                       alignment_of(a.weight.data, a.weight.stride * operand));
   int write = alignment_of(a.out, a.out_stride * kSize);
   if (a.residual) write = std::min(write, alignment_of(a.residual, a.residual_stride * kSize));
+  if (a.both) write = std::min(write, alignment_of(a.both, a.both_stride * kSize));
   key.read_alignment = static_cast<uint8_t>(read);
   key.write_alignment = static_cast<uint8_t>(write);
   key.n = a.n;

@@ -6,8 +6,8 @@
 // bucket of rows therefore has one choice, made for its largest number of rows. The choice does not
 // change while the process lives nor, with the file, from one process to the next. Every choice
 // accumulates in fp32. Our kernels round once. cuBLASLt's round before an activation that is a
-// separate pass, and most of them before a residual that is out itself (torch adds it in the same
-// way). Other algorithms that round twice are not chosen (gemm_rounding.h).
+// separate pass, before a gated unit, and most of them before a residual that is out itself (torch
+// adds it in the same way). Other algorithms that round twice are not chosen (gemm_rounding.h).
 //
 // fp32 is not timed and uses cuBLASLt's first suggestion: there the order of additions causes most
 // of the error, the fastest kernels add in the longest chains, and the library takes this into
@@ -33,7 +33,8 @@ namespace fusewire::cuda {
 struct GemmKey {
   DType dtype = DType::kFloat32;
   // activation | bias << 3 | residual << 4 | residual is out << 5 | weight transposed << 6 |
-  // operands are e4m3 << 7 | operands are int8 << 8 | operands are e4m3 in blocks << 9
+  // operands are e4m3 << 7 | operands are int8 << 8 | operands are e4m3 in blocks << 9 |
+  // gated unit << 10
   uint16_t epilogue = 0;
   uint8_t read_alignment = 16, write_alignment = 16;  // in bytes, at most 16
   int64_t n = 0, k = 0;

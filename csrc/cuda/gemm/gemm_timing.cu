@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "core/allocator.h"
+#include "core/gemm_part.h"
 #include "cuda/element.h"
 #include "cuda/gemm/gemm_rounding.h"
 #include "cuda/gemm/gemm_timing.h"
@@ -94,15 +95,18 @@ class Operands {
     // past the beginning of a line.
     const int x_alignment = alignment_of(shape.x.data, shape.x.stride * operand);
     const int out_alignment =
-        std::min(alignment_of(shape.out, shape.out_stride * kSize),
-                 shape.residual ? alignment_of(shape.residual, shape.residual_stride * kSize) : 16);
+        std::min({alignment_of(shape.out, shape.out_stride * kSize),
+                  shape.residual ? alignment_of(shape.residual, shape.residual_stride * kSize) : 16,
+                  shape.both ? alignment_of(shape.both, shape.both_stride * kSize) : 16});
     const auto stride = [](int64_t width, int64_t unit) {
       return (width + unit - 1) / unit * unit;
     };
     const auto shift = [](int alignment) { return alignment < 16 ? alignment : 0; };
     a_.x.stride = stride(a_.k, std::max<int64_t>(1, x_alignment / operand));
     a_.weight.stride = a_.weight.transposed ? a_.n : a_.k;
-    a_.out_stride = a_.residual_stride = stride(a_.n, std::max<int64_t>(1, out_alignment / kSize));
+    const int64_t out_unit = std::max<int64_t>(1, out_alignment / kSize);
+    a_.both_stride = stride(a_.n, out_unit);
+    a_.out_stride = a_.residual_stride = stride(a_.both ? a_.n / 2 : a_.n, out_unit);
 
     int cache_bytes = 0;
     check(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, stream.device.index),
@@ -111,6 +115,7 @@ class Operands {
     weights_ = (2 * int64_t{cache_bytes} + weight_bytes_ - 1) / weight_bytes_;
     const int64_t x_bytes = lines(a_.m * a_.x.stride * operand + kLine);
     const int64_t out_bytes = lines(a_.m * a_.out_stride * kSize + kLine);
+    const int64_t both_bytes = a_.both ? lines(a_.m * a_.both_stride * kSize + kLine) : 0;
     const int64_t bias_bytes = lines(a_.n * kSize);
     const int64_t x_scales =
         kScalesBeyond + (a_.blocks ? float8_blocks(a_.k) * block_scale_stride(a_.m) : a_.m);
@@ -119,7 +124,8 @@ class Operands {
     const int64_t filled = weights_ * weight_bytes_ + x_bytes + bias_bytes +
                            (a_.residual ? out_bytes : 0) + lines(scales * sizeof(float));
     memory_ = default_allocator(stream.device)
-                  .allocate_uncached(static_cast<size_t>(filled + out_bytes), "tuning", stream);
+                  .allocate_uncached(static_cast<size_t>(filled + out_bytes + both_bytes), "tuning",
+                                     stream);
     char* at = static_cast<char*>(memory_.get());
     fill<T>(at, filled / kSize, stream);
     if (shape.x.scales) {
@@ -146,6 +152,7 @@ class Operands {
       if (!in_place) at += out_bytes;
     }
     a_.out = at + shift(out_alignment);
+    if (a_.both) a_.both = at + out_bytes + shift(out_alignment);
     next();
   }
 
@@ -198,7 +205,7 @@ class Trial {
   // Our kernels round once by design, and so does a product that adds nothing to the sum. A
   // residual that is out may be added to the rounded sum (gemm_choice.h) and is not tested.
   bool rounds_once(const GemmChoice& choice) {
-    GemmArguments a = operands_.next();
+    GemmArguments a = ungated(operands_.next());
     if (a.residual == a.out) a.residual = nullptr;
     const bool fused = a.activation != Activation::kNone && !choice.algorithm.activation_apart;
     if (fused && !a.bias) a.bias = operands_.bias();

@@ -6,7 +6,6 @@ namespace fusewire::cuda {
 
 namespace {
 
-using sm90::LargeShape;
 using sm90::tiles;
 using Configuration = Sm90Configuration;
 
@@ -56,7 +55,9 @@ bool sm90_operands_fit(const GemmArguments& a) {
            !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
            (a.residual == a.out && a.residual_stride != a.out_stride) || a.k < 8 ||
            (!whole && (a.bias != nullptr || a.residual != nullptr)) || a.m > kMost || a.n > kMost ||
-           a.k > kMost);
+           a.k > kMost) &&
+         // Gated units are computed by groups of 8.
+         (a.both == nullptr || (!bytes && a.residual == nullptr && a.n % 16 == 0));
 }
 
 bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
@@ -92,29 +93,8 @@ void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) 
   if (a.integers) return sm90_gemm_int8<T>(a, c, stream);
   if (a.blocks) return sm90_gemm_float8_blocks<T>(a, c, stream);
   if (a.x.scales) return sm90_gemm_float8<T>(a, c, stream);
-  if (c.split != 0) return sm90::launch_small_tile<T, T>(a, c, stream);
-  if (c.ping_pong) {
-    switch (c.tokens) {
-      case 184:
-        return sm90::launch_large<T, T, LargeShape<184, true>>(a, stream);
-      case 152:
-        return sm90::launch_large<T, T, LargeShape<152, true>>(a, stream);
-      default:
-        return sm90::launch_large<T, T, LargeShape<120, true>>(a, stream);
-    }
-  }
-  switch (c.tokens) {
-    case 256:
-      return sm90::launch_large<T, T, LargeShape<256, false>>(a, stream);
-    case 232:
-      return sm90::launch_large<T, T, LargeShape<232, false>>(a, stream);
-    case 184:
-      return sm90::launch_large<T, T, LargeShape<184, false>>(a, stream);
-    case 152:
-      return sm90::launch_large<T, T, LargeShape<152, false>>(a, stream);
-    default:
-      return sm90::launch_large<T, T, LargeShape<120, false>>(a, stream);
-  }
+  if (a.both) return sm90_gemm_gated<T>(a, c, stream);
+  sm90::launch_tile<T, T>(a, c, stream);
 }
 
 template void sm90_gemm<__half>(const GemmArguments&, int, const Stream&);

@@ -29,5 +29,8 @@ void sm90_gemm_float8_blocks(const GemmArguments& a, const Sm90Configuration& c,
                              const Stream& stream);
 template <class T>
 void sm90_gemm_int8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
+// Products whose results are gated units.
+template <class T>
+void sm90_gemm_gated(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
 
 }  // namespace fusewire::cuda

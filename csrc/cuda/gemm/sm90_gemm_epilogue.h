@@ -146,9 +146,9 @@ struct RowScales {
   }
 };
 
-// Store (load) four (two) 8 x 8 matrices from (to) fragments to (from) rows of 16 bytes at `row`,
-// transposed: a thread's pair of neighbouring tokens of one channel becomes part of rows of 8
-// channels of one token.
+// Store (load) four (two, one) 8 x 8 matrices from (to) fragments to (from) rows of 16 bytes at
+// `row`, transposed: a thread's pair of neighbouring tokens of one channel becomes part of rows of
+// 8 channels of one token.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&pairs)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
@@ -157,6 +157,11 @@ __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&
 __device__ __forceinline__ void store_transposed_half(uint32_t row, const uint32_t (&pairs)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row),
                "r"(pairs[0]), "r"(pairs[1])
+               : "memory");
+}
+__device__ __forceinline__ void store_transposed_quarter(uint32_t row, const uint32_t (&pairs)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(row),
+               "r"(pairs[0])
                : "memory");
 }
 __device__ __forceinline__ void load_transposed(uint32_t row, uint32_t (&pairs)[4]) {
@@ -179,6 +184,30 @@ __device__ __forceinline__ uint32_t fragment_row(const uint8_t* tile) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int chunk = 2 * warp + lane / 8 % 2;
   return shared_address(tile) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ (lane % 8)) * 16);
+}
+
+// Stores tokens [kBegin, kEnd) of a gated unit, from a warpgroup's accumulators of 64 channels
+// (each thread's two are a pair of a and b) x kTokens, to `piece`: rows of 32 outputs with the
+// 64-byte swizzle.
+template <class T, int kTokens, int kBegin, int kEnd, class Activate>
+__device__ __forceinline__ void store_gated_piece(const float (&d)[kTokens / 2],
+                                                  const float (&bias)[2], uint8_t* piece,
+                                                  const Activate& activate) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const uint32_t row = shared_address(piece) + lane * 64 + ((warp ^ (lane / 2 % 4)) * 16);
+#pragma unroll
+  for (int j = kBegin / 8; j < kEnd / 8; j += 2) {
+    const bool two = j + 2 <= kEnd / 8;
+    uint32_t pairs[4] = {};
+#pragma unroll
+    for (int i = 0; i < (two ? 2 : 1); ++i) {
+      const float* sums = d + 4 * (j + i);
+      pairs[i] = pack<T>(activate(sums[0] + bias[0]) * (sums[2] + bias[1]),
+                         activate(sums[1] + bias[0]) * (sums[3] + bias[1]));
+    }
+    const uint32_t at = row + (j - kBegin / 8) * 512;
+    two ? store_transposed_half(at, pairs) : store_transposed_quarter(at, pairs);
+  }
 }
 
 // Loads tokens [kBegin, kEnd) of a warpgroup's residual, 64 channels x kTokens, from `piece`: rows

@@ -22,8 +22,9 @@ struct LargeProblem {
 };
 
 // kChannelBytes: bytes of a weight's channel in a stage. kInBlocks_: the scales of tokens are
-// loaded with each stage.
-template <int kTokens_, bool kPingPong_, int kChannelBytes = 128, bool kInBlocks_ = false>
+// loaded with each stage. kOutputs: results of a token per 64 channels.
+template <int kTokens_, bool kPingPong_, int kChannelBytes = 128, bool kInBlocks_ = false,
+          int kOutputs = 64>
 struct LargeShape {
   static constexpr int kTokens = kTokens_, kCluster = 2;  // blocks
   static constexpr bool kPingPong = kPingPong_;
@@ -36,7 +37,7 @@ struct LargeShape {
   static constexpr int kTokenScaleBytes = kTokens * 4;
   static constexpr int kStageScaleBytes = kInBlocks_ ? kTokenScaleBytes : 0;
   static constexpr int kArrivingBytes = kWeightBytes + kCluster * kShare * 128 + kStageScaleBytes;
-  // A warpgroup stores its results in pieces of 64 channels x kPiece tokens, through kBuffers
+  // A warpgroup stores its results in pieces of kOutputs x kPiece tokens, through kBuffers
   // buffers in turn. Small pieces leave room for a fourth stage beside 232 tokens (with three
   // stages the tensor cores wait for memory); where the epilogue is hidden, few pieces are better.
   // The last piece of a tile may be smaller.
@@ -47,7 +48,7 @@ struct LargeShape {
   static constexpr int piece_end(int piece) {
     return piece == kPieces - 1 ? kTokens : (piece + 1) * kPiece;
   }
-  static constexpr int kPieceBytes = kPiece * 128, kOutBytes = kBuffers * kPieceBytes;
+  static constexpr int kPieceBytes = kPiece * kOutputs * 2, kOutBytes = kBuffers * kPieceBytes;
   static constexpr int kBarrierBytes = 256;
   // Arrivals of a warpgroup at a stage's empty barrier: scales are read by each warp.
   static constexpr int kReleases = kInBlocks_ ? 4 : 1;

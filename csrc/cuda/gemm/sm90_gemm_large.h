@@ -28,6 +28,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
   constexpr int kStages = Shape::kStages, kBlocks = Shape::kBlocks, kTokens = Shape::kTokens;
   constexpr int kParts = Shape::kParts, kPieces = Shape::kPieces, kBuffers = Shape::kBuffers;
   constexpr int kTurns = Shape::kPingPong ? 2 : 1;
+  constexpr int kChannelsOfOutput = kGated<Element> ? 2 : 1;
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
   const int tiles = p.token_tiles * p.channel_tiles;
   const int first_channel = Shape::kPingPong ? 0 : 64 * group;
@@ -92,11 +93,17 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
         if (thread == 0) load_residual(kPart + kBuffers);
       }
     };
+    // The weight's row of a thread's first or second channel of a block.
+    const auto thread_channel = [&](int block, int second) {
+      const int first = channel + 64 * block;
+      return kGated<Element> ? first / 2 + 8 * warp + lane / 4 + (second ? p.n / 2 : 0)
+                             : first + 16 * warp + lane / 4 + 8 * second;
+    };
     float biases[kBlocks][2];
     const auto load_biases = [&] {
 #pragma unroll
       for (int b = 0; b < 2 * kBlocks; ++b) {
-        const int c = channel + 64 * (b / 2) + 16 * warp + lane / 4 + 8 * (b % 2);
+        const int c = thread_channel(b / 2, b % 2);
         biases[b / 2][b % 2] = bias != nullptr && c < p.n ? to_float(bias[c]) : 0.0f;
       }
     };
@@ -172,8 +179,8 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
           for (int step = 0; step < 4; ++step) {
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) {
-              wgmma<kTokens, Element>(d[b], weight + 512 * b + 2 * step, tokens + 2 * step,
-                                      (k | step) != 0);
+              wgmma<kTokens, NumberOf<Element>>(d[b], weight + 512 * b + 2 * step,
+                                                tokens + 2 * step, (k | step) != 0);
             }
           }
           wgmma_commit();
@@ -218,7 +225,9 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
           named_barrier_sync(1 + group, 128);
         }
         with_activation(p.activation, [&](const auto& activate) {
-          if (p.has_residual) {
+          if constexpr (kGated<Element>) {
+            store_gated_piece<T, kTokens, kBegin, kEnd>(d[0], biases[0], to, activate);
+          } else if (p.has_residual) {
             store_piece<T, kTokens, kBegin, kEnd>(d[0], first_scales, biases[0], to, activate,
                                                   ResidualInRegisters<kTokens>{held});
           } else {
@@ -229,8 +238,8 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
         fence_async_shared();
         named_barrier_sync(1 + group, 128);
         if (thread == 0) {
-          tma_store(kPart == kParts - 1 ? &out_maps.last : &out_maps.whole, token + kBegin, channel,
-                    to);
+          tma_store(kPart == kParts - 1 ? &out_maps.last : &out_maps.whole, token + kBegin,
+                    channel / kChannelsOfOutput, to);
           tma_store_commit();
         }
       };
@@ -247,14 +256,18 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
           if (thread == 0) tma_store_wait<0>();
           named_barrier_sync(1 + group, 128);
           with_activation(p.activation, [&](const auto& activate) {
-            store_piece<T, kTokens, 0, kTokens>(d[kBlock], scales, biases[kBlock], out, activate,
-                                                NoResidual{});
+            if constexpr (kGated<Element>) {
+              store_gated_piece<T, kTokens, 0, kTokens>(d[kBlock], biases[kBlock], out, activate);
+            } else {
+              store_piece<T, kTokens, 0, kTokens>(d[kBlock], scales, biases[kBlock], out, activate,
+                                                  NoResidual{});
+            }
           });
         }
         fence_async_shared();
         named_barrier_sync(1 + group, 128);
         if (thread == 0) {
-          tma_store(&out_maps.last, token, channel + 64 * kBlock, out);
+          tma_store(&out_maps.last, token, (channel + 64 * kBlock) / kChannelsOfOutput, out);
           tma_store_commit();
           if (p.has_residual && kBlock + 1 < kBlocks) {
             tma_store_wait<0>();

@@ -38,6 +38,9 @@ WeightFeed<Element> weight_feed(const GemmArguments& a, int channels) {
             WeightFeed<Element>::kTileWordBytes / 4);
     feed.shift = nibbles::group_shift(a.weight.group);
     return feed;
+  } else if constexpr (kGated<Element>) {
+    return {halves_map(kDTypeOf<T>, a.weight.data, a.n, a.k, a.weight.stride, channels / 16,
+                       kStageColumns<Element>)};
   } else {
     return {operand_map<T, Element>(a.weight, a.n, a.k, channels)};
   }
@@ -50,12 +53,16 @@ void launch_large(const GemmArguments& a, const Stream& stream) {
   constexpr DType kType = kDTypeOf<T>;
   const CUtensorMap x = operand_map<T, NumberOf<Element>>(a.x, a.m, a.k, Shape::kShare);
   const auto weight = weight_feed<T, Element>(a, 128);
+  const auto piece_map = [&](const void* data, int64_t stride, int tokens) {
+    return kGated<Element> ? matrix_map(kType, data, a.m, a.n / 2, stride, tokens, 32,
+                                        CU_TENSOR_MAP_SWIZZLE_64B)
+                           : matrix_map(kType, data, a.m, a.n, stride, tokens, 64);
+  };
   const auto piece_maps = [&](const void* data, int64_t stride) {
     PieceMaps maps;
-    maps.last = matrix_map(kType, data, a.m, a.n, stride, Shape::kLastPiece, 64);
-    maps.whole = Shape::kLastPiece == Shape::kPiece
-                     ? maps.last
-                     : matrix_map(kType, data, a.m, a.n, stride, Shape::kPiece, 64);
+    maps.last = piece_map(data, stride, Shape::kLastPiece);
+    maps.whole =
+        Shape::kLastPiece == Shape::kPiece ? maps.last : piece_map(data, stride, Shape::kPiece);
     return maps;
   };
   const PieceMaps out = piece_maps(a.out, a.out_stride);
@@ -124,6 +131,26 @@ void launch_small_tile(const GemmArguments& a, const Sm90Configuration& c, const
   if (c.tokens == 32) return run(SmallOf<Element, 2, 32>{});
   if (c.tokens == 64) return run(SmallOf<Element, 2, 64>{});
   return run(SmallOf<Element, 2, 128>{});
+}
+
+template <class Element, int kTokens, bool kPingPong>
+using LargeOf = LargeShape<kTokens, kPingPong, 128, false, kGated<Element> ? 32 : 64>;
+
+// Launches a configuration of 16-bit operands.
+template <class T, class Element>
+void launch_tile(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream) {
+  if (c.split != 0) return launch_small_tile<T, Element>(a, c, stream);
+  const auto run = [&](auto shape) { launch_large<T, Element, decltype(shape)>(a, stream); };
+  if (c.ping_pong) {
+    if (c.tokens == 184) return run(LargeOf<Element, 184, true>{});
+    if (c.tokens == 152) return run(LargeOf<Element, 152, true>{});
+    return run(LargeOf<Element, 120, true>{});
+  }
+  if (c.tokens == 256) return run(LargeOf<Element, 256, false>{});
+  if (c.tokens == 232) return run(LargeOf<Element, 232, false>{});
+  if (c.tokens == 184) return run(LargeOf<Element, 184, false>{});
+  if (c.tokens == 152) return run(LargeOf<Element, 152, false>{});
+  return run(LargeOf<Element, 120, false>{});
 }
 
 }  // namespace fusewire::cuda::sm90

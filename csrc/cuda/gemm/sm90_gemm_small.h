@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   }
 
   const int group = warp / 4;
-  SmallOutput<T, Shape> output(p, rank, token, channel);
+  SmallOutput<T, Shape, kGated<Element>> output(p, rank, token, channel);
   [[maybe_unused]] auto channel_scales = [&] {
     if constexpr (kInBlocks<Element>) {
       return BlockScales(p.channel_scales, p.n, p.k_blocks, channel, begin, blocks);
@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        wgmma<Shape::kTokens, Element>(d, rows + 2 * step, tokens + 2 * step, (i | step) != 0);
+        wgmma<Shape::kTokens, NumberOf<Element>>(d, rows + 2 * step, tokens + 2 * step,
+                                                 (i | step) != 0);
       }
       wgmma_commit();
       wgmma_wait<1>();

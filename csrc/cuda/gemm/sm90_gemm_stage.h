@@ -15,6 +15,10 @@ namespace fusewire::cuda::sm90 {
 template <class T, bool kFine>
 struct Int4 {};
 
+// Tag type of a weight in T whose rows a | b are those of a gated unit (core/gemm.h).
+template <class T>
+struct Gated {};
+
 // The type of the tokens' elements for weights of Element.
 template <class Element>
 struct NumberOfElement {
@@ -24,11 +28,20 @@ template <class T, bool kFine>
 struct NumberOfElement<Int4<T, kFine>> {
   using Type = T;
 };
+template <class T>
+struct NumberOfElement<Gated<T>> {
+  using Type = T;
+};
 template <class Element>
 using NumberOf = typename NumberOfElement<Element>::Type;
 
 template <class Element>
-constexpr bool kInt4 = !std::is_same_v<Element, NumberOf<Element>>;
+constexpr bool kGated = false;
+template <class T>
+constexpr bool kGated<Gated<T>> = true;
+
+template <class Element>
+constexpr bool kInt4 = !kGated<Element> && !std::is_same_v<Element, NumberOf<Element>>;
 
 // Elements along k in a stage.
 template <class Element>

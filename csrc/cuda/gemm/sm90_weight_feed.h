@@ -22,6 +22,23 @@ struct WeightFeed {
   }
 };
 
+// Channels are eight rows of a, then the same eight of b, and so on, so that a thread's two
+// channels, 8 apart, are a pair. The weight itself is as it is for other products: `rows` has its
+// columns, 8 rows, the halves a and b, and the groups of 8 rows as dimensions.
+template <class T>
+struct WeightFeed<Gated<T>> {
+  static constexpr int kChannelBytes = 128;
+  CUtensorMap rows;
+
+  __device__ __forceinline__ void prefetch() const { map_prefetch(&rows); }
+
+  template <int kChannels>
+  __device__ __forceinline__ void load(uint8_t* to, int channel, int block,
+                                       uint64_t* barrier) const {
+    tma_load_groups(to, &rows, channel / 16, block * kStageColumns<T>, barrier);
+  }
+};
+
 // A stage has codes [tiles][kUnitBytes], then words [tiles][two groups]: those of the unit's groups
 // or, with coarse groups, of its group and an unused next one, so that stages have the same size
 // and alignment.
