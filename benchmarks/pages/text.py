@@ -90,10 +90,9 @@ SECTIONS = (
         "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
         "each the only process on the GPU, the fastest of two runs. Both read whole answers as "
         "token ids, and compute as many tokens a step as their class for lists of prompts does by "
-        "default, with weights of the same distribution (GPT-2's rows are older: there vLLM had "
-        "its dummy weights). The other tables compare single steps, prompts, whole "
-        "answers and long contexts with a hand-written torch decoder, compiled and replayed as a "
-        "CUDA graph, and with transformers.",
+        "default, with weights of the same distribution. The other tables compare single steps, "
+        "prompts, whole answers and long contexts with a hand-written torch decoder, compiled and "
+        "replayed as a CUDA graph, and with transformers.",
         (("gpu", "generation_vllm"), ("gpu", "generation")),
         ("generation_vllm", "generation_step"),
     ),
