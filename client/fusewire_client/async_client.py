@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from . import encoding, extraction, generation, plans, rewriting, speech
 from .base import Base
-from .calls import Call, Infer, Plan
-from .errors import ClientError, NotFound, QueueFull, Unavailable
+from .calls import Call, Infer, Plan, placed
+from .errors import ClientError, InvalidArgument, NotFound, QueueFull, Unavailable
 from .generation import Streaming
 from .grpc_transports import AsyncGrpcTransport
 from .http_transports import AsyncHttpTransport
@@ -124,6 +124,9 @@ class AsyncClient(Base[AsyncTransport]):
             except Unavailable as error:
                 turns.end(answered=False)
                 await asyncio.sleep(attempts.wait_s(error))
+            except InvalidArgument as error:
+                turns.end(answered=False)
+                raise placed(error, call) from None
             except BaseException:
                 turns.end(answered=False)
                 raise

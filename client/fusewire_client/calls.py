@@ -16,7 +16,8 @@ Parameter = str | int | float | bool
 @dataclass(frozen=True)
 class Infer:
     """One inference request. Its answer is a `dict[str, np.ndarray]`; that of a decoupled model,
-    which may send any number of responses, is a list of them."""
+    which may send any number of responses, is a list of them. `at`: the place of its inputs in a
+    list of the caller's, for errors (`prompt[3]`)."""
 
     model: str
     inputs: Mapping[str, np.ndarray]
@@ -26,6 +27,7 @@ class Infer:
     request_id: str = ""
     timeout_s: float | None = None
     decoupled: bool = False
+    at: str = ""
 
     def __post_init__(self) -> None:
         _check_names(self.model, self.version)
@@ -56,6 +58,17 @@ def _check_names(model: object, version: object) -> None:
 
 
 Call = Infer | Ask
+
+
+def placed(error: InvalidArgument, call: Call) -> InvalidArgument:
+    """Returns the error of a call with the place of its inputs where its message has the tensor's
+    name."""
+    name, got, what = error.message.partition(": got ")
+    if isinstance(call, Ask) or not call.at or name not in call.inputs:
+        return error
+    return InvalidArgument(f"{call.at}{got}{what}", error.status)
+
+
 T = TypeVar("T")
 
 # A client method is a generator: it yields calls that may run concurrently, receives their

@@ -155,7 +155,7 @@ def generated(
         _check_stream(several, asked)
         calls = yield from _calls(settings, inputs, asked)
         return Streaming(calls[0], asked)
-    calls = yield from _calls(settings, inputs, asked)
+    calls = yield from _calls(settings, inputs, asked, several)
     answers = (yield from answers_of(settings, calls)) if calls else []
     found: list[Any] = []
     for responses in answers:
@@ -167,7 +167,9 @@ def generated(
     return found if several else found[0]
 
 
-def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[list[Infer]]:
+def _calls(
+    settings: Settings, inputs: Sequence[Arrays], asked: Asked, several: bool = False
+) -> Plan[list[Infer]]:
     """Returns one call for each prompt."""
     if not inputs:
         return []
@@ -183,10 +185,14 @@ def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[l
     common = {flag: np.array([value]) for flag, value in flags.items()}
     common["sampling_parameters"] = np.array([encoded], np.object_)
     outputs = (TEXT, *(name for name in asked.outputs if f"return_{name}" in flags))
+    field = "audio" if asked.audio else "prompt"
     return [
-        Infer(name, {**each, **common}, outputs, {}, asked.version, "", asked.timeout_s, True)
-        for each in inputs
-    ]
+        Infer(
+            name, {**each, **common}, outputs, {}, asked.version, "", asked.timeout_s,
+            decoupled=True, at=f"{field}[{index}]" if several else "",
+        )
+        for index, each in enumerate(inputs)
+    ]  # fmt: skip
 
 
 def _check_stream(several: bool, asked: Asked) -> None:

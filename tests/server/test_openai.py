@@ -353,6 +353,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
         "max_tokens: got 4000, wanted at most 126, the context length of 128 less the 2",
     ),
     ({"prompt": "x" * 200}, "prompt", "prompt: got 201 tokens"),
+    ({"prompt": ["a", "x" * 200]}, "prompt[1]", "prompt[1]: got 201 tokens"),
+    ({"prompt": [[65], [66], [67] * 200]}, "prompt[2]", "prompt[2]: got 200 tokens"),
     ({"prompt": [1, 300]}, "prompt", "prompt: got id 300"),
     ({"prompt": []}, "prompt", "prompt: got []"),
     ({"prompt": ["x", 1]}, "prompt", "prompt: got ['x', 1]"),

@@ -111,13 +111,10 @@ class Generation:
         """Yields pieces until every choice has had one with a finish_reason. Raises the model's
         error as ApiError. Closing the generator early cancels the choices that have not ended."""
         streams = [self._of_prompt(index) for index in range(len(self._prompts))]
-        try:
-            async with contextlib.aclosing(together(streams)) as merged:
-                async for pieces in merged:
-                    for piece in pieces:
-                        yield piece
-        except ClientError as error:
-            raise errors.of(error, self._names) from None
+        async with contextlib.aclosing(together(streams)) as merged:
+            async for pieces in merged:
+                for piece in pieces:
+                    yield piece
 
     async def whole(self) -> list[Piece]:
         """Returns all complete choices in order."""
@@ -129,20 +126,33 @@ class Generation:
 
     async def _of_prompt(self, prompt: int) -> AsyncGenerator[list[Piece]]:
         ended: set[int] = set()
-        async with contextlib.aclosing(self._responses(self._prompts[prompt])) as responses:
-            async for outputs in responses:
-                self._prompt_tokens[prompt] = int(outputs["num_input_tokens"][0])
-                self._cached_tokens[prompt] = int(outputs["num_cached_tokens"][0])
-                self._completion_tokens += int(outputs["num_output_tokens"].sum())
-                if self._scores_prompt and self._prompt_logprobs[prompt] is None:
-                    self._prompt_logprobs[prompt] = json.loads(outputs["prompt_logprobs"][0])
-                pieces = [self._piece(outputs, index) for index in range(self._n)]
-                news = [p for index, p in enumerate(pieces) if index not in ended and _says(p)]
-                ended.update(index for index, p in enumerate(pieces) if p.finish_reason)
-                for piece in news:
-                    piece.choice += prompt * self._n
-                    piece.prompt_logprobs = self._prompt_logprobs[prompt]
-                yield news
+        try:
+            async with contextlib.aclosing(self._responses(self._prompts[prompt])) as responses:
+                async for outputs in responses:
+                    self._count(prompt, outputs)
+                    pieces = [self._piece(outputs, index) for index in range(self._n)]
+                    news = [p for index, p in enumerate(pieces) if index not in ended and _says(p)]
+                    ended.update(index for index, p in enumerate(pieces) if p.finish_reason)
+                    for piece in news:
+                        piece.choice += prompt * self._n
+                        piece.prompt_logprobs = self._prompt_logprobs[prompt]
+                    yield news
+        except ClientError as error:
+            raise errors.of(error, self._names_of(prompt)) from None
+
+    def _count(self, prompt: int, outputs: Mapping[str, np.ndarray]) -> None:
+        self._prompt_tokens[prompt] = int(outputs["num_input_tokens"][0])
+        self._cached_tokens[prompt] = int(outputs["num_cached_tokens"][0])
+        self._completion_tokens += int(outputs["num_output_tokens"].sum())
+        if self._scores_prompt and self._prompt_logprobs[prompt] is None:
+            self._prompt_logprobs[prompt] = json.loads(outputs["prompt_logprobs"][0])
+
+    def _names_of(self, prompt: int) -> Mapping[str, str]:
+        """Returns the names in the client's request, with the place of a prompt among several."""
+        if len(self._prompts) == 1:
+            return self._names
+        field = "text_input" if isinstance(self._prompts[prompt], str) else "input_ids"
+        return {**self._names, field: f"{self._names.get(field, field)}[{prompt}]"}
 
     async def _responses(self, prompt: str | list[int]) -> AsyncGenerator[Mapping[str, np.ndarray]]:
         began, own_s = time.monotonic(), self._parameters.get("timeout_seconds")
