@@ -331,6 +331,8 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
             "min_tokens: got 4, wanted at most 3, the most new tokens; lower it",
         ),
         ({"n": 4, "best_of": 3, "temperature": 1}, "best_of: got 3, wanted at least 4"),
+        ({"stop": 5}, "stop: got 5, wanted a string or a list of strings"),
+        ({"stop_token_ids": 5}, "stop_token_ids: got 5, wanted a list"),
         ({"n": 49, "top_p": 0.9}, "n: got 49, wanted at most 48, the sequences that run at once"),
         ({"best_of": 49, "top_p": 0.9}, "best_of: got 49, wanted at most 48"),
         ({"n": 3}, "n: got 3, wanted 1 where no tokens are drawn"),

@@ -118,7 +118,9 @@ def refusal(
         wanted = f"one of the parameters of generation ({', '.join(known)})"
         return InvalidInput(name, sent(first["input"]), wanted, "remove it")
     words = _WANTED | _WANTED_OF_ONE if len(first["loc"]) == 1 else _WANTED
-    if first["type"] in words:
+    if first["type"] == "tuple_type" and canonical(name) == "stop":
+        wanted = "a string or a list of strings"
+    elif first["type"] in words:
         wanted = words[first["type"]].format(**first.get("ctx", {}))
     else:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
