@@ -10,9 +10,12 @@ void gated_linear(const Tensor& out, const Tensor& both, const Tensor& x, const 
   Check check("gated_linear", stream);
   const int64_t rows = linear.out_features();
   check.require(rows % 2 == 0, "out_features: got ", rows, ", wanted an even number, for a | b");
-  Dim tokens("tokens"), width("out_features", rows), n("out_features / 2", rows / 2);
+  Dim tokens("tokens"), in("in_features", linear.in_features());
+  Dim width("out_features", rows), n("out_features / 2", rows / 2);
+  check.floats("x", x, {&tokens, &in});
   check.floats("both", both, {&tokens, &width});
   check.floats("out", out, {&tokens, &n});
+  check.require(both.data != x.data || stream.recording, "both: got x's memory, wanted its own");
   check.require(out.data != x.data || stream.recording, "out: got x's memory, wanted its own");
   const Product p = product(check, both, x, linear, Activation::kNone, nullptr, stream);
   dispatch(check, stream, tokens.size, [&](const Kernels& kernels) {

@@ -44,6 +44,20 @@ def test_an_id_outside_of_the_vocabulary_never_reads_memory():
             )
 
 
+def test_the_tensors_of_a_gated_product_are_named():
+    wide, square = k.Linear(dense(8, 4), None), k.Linear(dense(4, 4), None)
+    x = dense(3, 4)
+    for out, both, linear, message in (
+        (dense(3, 4), dense(2, 8), wide, r"both: got float32\[2, 8\] .*wanted .*tokens=3"),
+        (dense(2, 4), dense(3, 8), wide, r"out: got float32\[2, 4\] .*wanted .*tokens=3"),
+        (dense(3, 2), x, square, "both: got x's memory"),
+        (x, dense(3, 8), wide, "out: got x's memory"),
+        (dense(3, 4), dense(3, 8), k.Linear(dense(7, 4), None), "out_features: got 7, wanted an"),
+    ):
+        with pytest.raises(k.Error, match=rf"gated_linear: {message}"):
+            k.gated_linear(out, both, x, linear, "silu")
+
+
 def test_rows_outside_of_a_matrix_are_refused():
     with pytest.raises(k.Error, match=r"rows\[0\]: got 3, wanted 0 to 2"):
         k.gather_rows(dense(1, 4), dense(3, 4), k.Tensor.from_numpy(np.array([3])))
