@@ -84,7 +84,7 @@ class HttpTransport:
     def close(self) -> None:
         self._closed = True
         for response in [*self._streams]:  # the pool closes idle connections only
-            with contextlib.suppress(ValueError, RuntimeError):  # it has ended
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended
                 response.shutdown()
         self._pool.clear()
 

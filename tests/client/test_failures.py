@@ -453,6 +453,19 @@ def test_pace_halves_once_for_all_that_were_under_way() -> None:
     assert not pace.room
 
 
+@pytest.mark.parametrize("error", [OSError, ValueError, RuntimeError])
+def test_a_stream_that_ends_while_its_client_is_closed_raises_nothing(
+    addresses: dict[str, str], error: type[Exception]
+) -> None:
+    class Ending:
+        def shutdown(self) -> None:
+            raise error("it has ended")
+
+    client = Client(addresses["http"], protocol="http")
+    client._transport._streams.add(Ending())  # type: ignore[attr-defined]
+    client.close()
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_closed_client_says_so(addresses: dict[str, str], protocol: Any) -> None:
     words = "client: got a call after `close`, wanted one before"
