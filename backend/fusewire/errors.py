@@ -6,10 +6,12 @@ remedy. It never contains a traceback. Code decides by the kind, never by the te
 
 from __future__ import annotations
 
+import re
 from copy import copy
 from typing import NamedTuple, Self
 
 _LONGEST_NAME = 64
+_PLAIN = re.compile(r"[A-Za-z_]\w*(\[\d+\])?", re.ASCII)  # a name, or an entry of a list
 _LONGEST_VALUE = 80
 
 
@@ -75,7 +77,7 @@ class InvalidInput(FusewireError):
         self.got = sent(got) if isinstance(got, bool) else got
         self.wanted, self.remedy = wanted, remedy
         # A client may send any field name: of any length, with any characters.
-        plain = field.isascii() and field.isidentifier() and len(field) <= _LONGEST_NAME
+        plain = len(field) <= _LONGEST_NAME and _PLAIN.fullmatch(field)
         shown = field if plain else repr(field[:_LONGEST_NAME])
         super().__init__(f"{shown}: got {self.got}, wanted {wanted}; {remedy}")
 

@@ -93,7 +93,10 @@ class AsyncClient(Base[AsyncTransport]):
 
     async def _send_all(self, calls: Sequence[Call]) -> list[Any]:
         if len(calls) == 1:
-            return [await self._send(calls[0])]
+            try:
+                return [await self._send(calls[0])]
+            except InvalidArgument as error:
+                raise placed(error, calls[0]) from None
         turns = TaskTurns(self._concurrency)
         tasks = [asyncio.ensure_future(self._send_in_turn(call, turns)) for call in calls]
         try:

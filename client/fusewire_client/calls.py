@@ -16,7 +16,7 @@ Parameter = str | int | float | bool
 @dataclass(frozen=True)
 class Infer:
     """One inference request. Its answer is a `dict[str, np.ndarray]`; that of a decoupled model,
-    which may send any number of responses, is a list of them. `at`: the place of its inputs in a
+    which may send any number of responses, is a list of them. `places`: tensor -> its place in a
     list of the caller's, for errors (`prompt[3]`)."""
 
     model: str
@@ -27,7 +27,7 @@ class Infer:
     request_id: str = ""
     timeout_s: float | None = None
     decoupled: bool = False
-    at: str = ""
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_names(self.model, self.version)
@@ -61,12 +61,12 @@ Call = Infer | Ask
 
 
 def placed(error: InvalidArgument, call: Call) -> InvalidArgument:
-    """Returns the error of a call with the place of its inputs where its message has the tensor's
+    """Returns the error of a call with the place of a tensor where its message has the tensor's
     name."""
     name, got, what = error.message.partition(": got ")
-    if isinstance(call, Ask) or not call.at or name not in call.inputs:
+    if isinstance(call, Ask) or name not in call.places:
         return error
-    return InvalidArgument(f"{call.at}{got}{what}", error.status)
+    return InvalidArgument(f"{call.places[name]}{got}{what}", error.status)
 
 
 T = TypeVar("T")

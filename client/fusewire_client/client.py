@@ -101,7 +101,10 @@ class Client(Base[Transport]):
 
     def _send_all(self, calls: Sequence[Call]) -> list[Any]:
         if len(calls) == 1:
-            return [self._send(calls[0])]
+            try:
+                return [self._send(calls[0])]
+            except InvalidArgument as error:
+                raise placed(error, calls[0]) from None
         turns = ThreadTurns(self._concurrency)
         futures = [self._pool.submit(self._send_in_turn, call, turns) for call in calls]
         try:

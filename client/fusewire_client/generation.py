@@ -189,7 +189,8 @@ def _calls(
     return [
         Infer(
             name, {**each, **common}, outputs, {}, asked.version, "", asked.timeout_s,
-            decoupled=True, at=f"{field}[{index}]" if several else "",
+            decoupled=True,
+            places=dict.fromkeys(each, f"{field}[{index}]") if several else {},
         )
         for index, each in enumerate(inputs)
     ]  # fmt: skip

@@ -205,8 +205,14 @@ def test_a_list_of_prompts_is_answered_in_its_order(writer: Writer) -> None:
     assert writer.text([]) == []
     with pytest.raises(InvalidArgument, match=r"^prompt\[2\]: got \d+ tokens"):
         writer.text(["Once", "upon", "a " * 5000, "time"])
+    with pytest.raises(InvalidArgument, match=r"^prompt\[0\]: got \d+ tokens"):
+        writer.text(["a " * 5000])
+    with pytest.raises(InvalidArgument, match=r"^text_input: got \d+ tokens"):
+        writer.text("a " * 5000)
     with pytest.raises(InvalidArgument, match=r"^top_p: got 2\.0"):
         writer.text(prompts, top_p=2.0)
+    with pytest.raises(InvalidArgument, match=r"^sampling_parameters: got \d+ bytes"):
+        writer.text(prompts, stop=["x" * 300_000])
     with pytest.raises(InvalidArgument, match="stream: got several prompts, wanted one"):
         writer.pieces(prompts)  # type: ignore[arg-type]
 

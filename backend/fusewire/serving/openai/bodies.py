@@ -7,7 +7,7 @@ checked by the model. Long values are checked by validators, which then run outs
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -76,8 +76,8 @@ def texts_or_ids(field: str, value: Any, most: int) -> list[str] | list[list[int
             value = [value]
         check_count(field, value, most)
         if all(isinstance(one, str) for one in value):
-            for text in value:
-                check_text(field, text)
+            for index, text in enumerate(value):
+                check_text(entry(field, index, value), text)
             return value
         if all(isinstance(one, list) and all(map(_is_id, one)) for one in value):
             return value
@@ -101,6 +101,11 @@ def check_count(field: str, entries: list[Any], most: int) -> None:
     if len(entries) > most:
         got = f"{len(entries)} entries"
         raise InvalidInput(field, got, f"at most {most}", "send several requests")
+
+
+def entry(field: str, index: int, entries: Sequence[Any]) -> str:
+    """Returns the name of an entry for errors; that of the field where it is the only one."""
+    return f"{field}[{index}]" if len(entries) > 1 else field
 
 
 def check_text(field: str, text: str, where: str = "") -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusewire.errors import InvalidInput
+from fusewire.serving.openai.bodies import entry
 from fusewire.serving.openai.generation import Piece, Token, token_at
 from fusewire.serving.openai.served import Generator
 from fusewire.text.written import written_whole
@@ -36,8 +37,10 @@ class Echo:
             raise InvalidInput("echo", "true", "false for an encoder-decoder model", "leave it out")
         special = parameters.get("add_special_tokens") is not False
         echoes = [
-            await model.compute("echo", "prompt", prompt=prompt, special_tokens=special)
-            for prompt in prompts
+            await model.compute(
+                "echo", entry("prompt", index, prompts), prompt=prompt, special_tokens=special
+            )
+            for index, prompt in enumerate(prompts)
         ]
         texts, ids, first_texts, parts, before = map(list, zip(*echoes, strict=True))
         firsts = [

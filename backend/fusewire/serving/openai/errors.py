@@ -33,7 +33,7 @@ from fusewire.errors import (
 
 # OpenAI's clients retry after any 5xx, which is useless after a timeout.
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
-_FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
+_FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}(?:\[\d{1,9}\])?): got ")
 _TYPES = {
     429: "rate_limit_error",
     500: "server_error",

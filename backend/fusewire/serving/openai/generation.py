@@ -22,6 +22,7 @@ from fusewire_client.transports import AsyncTransport
 from fusewire_client.turns import TaskTurns
 
 from fusewire.serving.openai import errors
+from fusewire.serving.openai.bodies import entry
 
 T = TypeVar("T")
 # The model ends requests according to their own `timeout_seconds`; this limit must not be shorter.
@@ -149,10 +150,8 @@ class Generation:
 
     def _names_of(self, prompt: int) -> Mapping[str, str]:
         """Returns the names in the client's request, with the place of a prompt among several."""
-        if len(self._prompts) == 1:
-            return self._names
         field = "text_input" if isinstance(self._prompts[prompt], str) else "input_ids"
-        return {**self._names, field: f"{self._names.get(field, field)}[{prompt}]"}
+        return {**self._names, field: entry(self._names.get(field, field), prompt, self._prompts)}
 
     async def _responses(self, prompt: str | list[int]) -> AsyncGenerator[Mapping[str, np.ndarray]]:
         began, own_s = time.monotonic(), self._parameters.get("timeout_seconds")

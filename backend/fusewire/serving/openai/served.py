@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusewire.errors import InvalidInput
 from fusewire.generation.spelling import DEFAULT_LENGTH
+from fusewire.serving.openai.bodies import entry
 from fusewire.serving.openai.errors import ApiError
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import override
@@ -127,15 +128,19 @@ class Generator(Served):
             wanted = f"1..{self.max_length - 1}, or -1 for as many as leave room for the answer"
             raise InvalidInput("truncate_prompt_tokens", most, wanted, "correct it")
         special_tokens = parameters.get("add_special_tokens", True) is not False
-        return [await self._last_tokens(prompt, most, special_tokens) for prompt in prompts]
+        places = [entry("prompt", index, prompts) for index in range(len(prompts))]
+        return [
+            await self._last_tokens(prompts[index], place, most, special_tokens)
+            for index, place in enumerate(places)
+        ]
 
     async def _last_tokens(
-        self, prompt: str | list[int], most: int, special_tokens: bool
+        self, prompt: str | list[int], field: str, most: int, special_tokens: bool
     ) -> list[int]:
         if not isinstance(prompt, str):
             return prompt[-most:]
         ids: list[int] = await self.compute(
-            "last_tokens", "prompt", text=prompt, most=most, special_tokens=special_tokens
+            "last_tokens", field, text=prompt, most=most, special_tokens=special_tokens
         )
         return ids
 
