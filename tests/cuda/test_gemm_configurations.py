@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-IN_FEATURES, ROWS = 200, (3, 40, 120, 200, 300)
+IN_FEATURES = 520  # nine stages of k, for up to eight slices
+ROWS = (3, 40, 120, 200, 300)
 MOST = 80  # configurations are tried up to this number; those that do not exist fall back
 HOPPER = 2  # GemmKernel::kSm90
 
@@ -28,7 +29,7 @@ from fusewire import kernels
 from fusewire.placement import Placement
 from tests.tolerance import allowed_error
 
-op, tunes, columns, rows = json.loads(sys.argv[1])
+op, tunes, columns, rows, k = json.loads(sys.argv[1])
 place = Placement("cuda", "float16")
 rng = np.random.default_rng(0)
 found = []
@@ -36,7 +37,7 @@ found = []
 def run(m, n):
     x, weight, bias = (
         rng.standard_normal(shape, np.float32).astype(np.float16) / size
-        for shape, size in (((m, 200), 1), ((n, 200), 16), (n, 1))
+        for shape, size in (((m, k), 1), ((n, k), 16), (n, 1))
     )
     linear, outputs = place.linear(weight, bias), n // 2 if op == "gated_linear" else n
     scratch = [place.empty(m, n)] if op == "gated_linear" else []
@@ -50,7 +51,7 @@ def run(m, n):
         return (active * both[:, outputs:] if scratch else active).double().cpu().numpy()
 
     truth = reference(torch.float64)
-    allowed = allowed_error(truth, reference(torch.float16), "float16", 200)
+    allowed = allowed_error(truth, reference(torch.float16), "float16", k)
     if what := allowed.excess(place.numpy(out)):
         found.append(f"{m} x {n}: {what}")
 
@@ -83,7 +84,7 @@ def columns_of(configuration: int) -> int:
 def test_every_configuration_computes_a_product(op: str, tmp_path: Path):
     def run(tunes: bool, columns: list[int]) -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-c", WORK, json.dumps([op, tunes, columns, ROWS])],
+            [sys.executable, "-c", WORK, json.dumps([op, tunes, columns, ROWS, IN_FEATURES])],
             env=os.environ | {"FUSEWIRE_CACHE": str(tmp_path)},
             capture_output=True,
             text=True,
