@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from . import encoding, extraction, generation, plans, rewriting, speech
 from .base import Base
-from .calls import Call, Infer, Plan, placed
-from .errors import ClientError, InvalidArgument, NotFound, QueueFull, Unavailable
+from .calls import Call, Infer, Plan, placing
+from .errors import ClientError, NotFound, QueueFull, Unavailable
 from .generation import Streaming
 from .grpc_transports import AsyncGrpcTransport
 from .http_transports import AsyncHttpTransport
@@ -93,10 +93,8 @@ class AsyncClient(Base[AsyncTransport]):
 
     async def _send_all(self, calls: Sequence[Call]) -> list[Any]:
         if len(calls) == 1:
-            try:
+            with placing(calls[0]):
                 return [await self._send(calls[0])]
-            except InvalidArgument as error:
-                raise placed(error, calls[0]) from None
         turns = TaskTurns(self._concurrency)
         tasks = [asyncio.ensure_future(self._send_in_turn(call, turns)) for call in calls]
         try:
@@ -116,20 +114,19 @@ class AsyncClient(Base[AsyncTransport]):
             try:
                 left_s = attempts.remaining_s()
                 told = self._told(call, left_s)
-                if isinstance(told, Infer) and told.decoupled:
-                    async with contextlib.aclosing(self._transport.stream(told, left_s)) as stream:
-                        answer: Any = [outputs async for outputs in stream]
-                else:
-                    answer = await self._transport.send(told, left_s)
+                with placing(call):
+                    if isinstance(told, Infer) and told.decoupled:
+                        stream = self._transport.stream(told, left_s)
+                        async with contextlib.aclosing(stream):
+                            answer: Any = [outputs async for outputs in stream]
+                    else:
+                        answer = await self._transport.send(told, left_s)
             except QueueFull as error:
                 if not await turns.refused(turn, left_s):
                     await asyncio.sleep(attempts.wait_s(error))
             except Unavailable as error:
                 turns.end(answered=False)
                 await asyncio.sleep(attempts.wait_s(error))
-            except InvalidArgument as error:
-                turns.end(answered=False)
-                raise placed(error, call) from None
             except BaseException:
                 turns.end(answered=False)
                 raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -60,13 +61,16 @@ def _check_names(model: object, version: object) -> None:
 Call = Infer | Ask
 
 
-def placed(error: InvalidArgument, call: Call) -> InvalidArgument:
-    """Returns the error of a call with the place of a tensor where its message has the tensor's
-    name."""
-    name, got, what = error.message.partition(": got ")
-    if isinstance(call, Ask) or name not in call.places:
-        return error
-    return InvalidArgument(f"{call.places[name]}{got}{what}", error.status)
+@contextmanager
+def placing(call: Call) -> Iterator[None]:
+    """Names in errors of a call the place of a tensor instead of the tensor."""
+    try:
+        yield
+    except InvalidArgument as error:
+        name, got, what = error.message.partition(": got ")
+        if isinstance(call, Ask) or name not in call.places:
+            raise
+        raise InvalidArgument(f"{call.places[name]}{got}{what}", error.status) from None
 
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from . import encoding, extraction, generation, plans, rewriting, speech
 from .base import Base
-from .calls import Call, Infer, Plan, placed
-from .errors import ClientError, InvalidArgument, NotFound, QueueFull, Unavailable
+from .calls import Call, Infer, Plan, placing
+from .errors import ClientError, NotFound, QueueFull, Unavailable
 from .generation import Streaming
 from .grpc_transports import GrpcTransport
 from .http_transports import HttpTransport
@@ -101,10 +101,8 @@ class Client(Base[Transport]):
 
     def _send_all(self, calls: Sequence[Call]) -> list[Any]:
         if len(calls) == 1:
-            try:
+            with placing(calls[0]):
                 return [self._send(calls[0])]
-            except InvalidArgument as error:
-                raise placed(error, calls[0]) from None
         turns = ThreadTurns(self._concurrency)
         futures = [self._pool.submit(self._send_in_turn, call, turns) for call in calls]
         try:
@@ -123,19 +121,17 @@ class Client(Base[Transport]):
             try:
                 left_s = attempts.remaining_s()
                 told = self._told(call, left_s)
-                if isinstance(told, Infer) and told.decoupled:
-                    answer: Any = list(self._transport.stream(told, left_s))
-                else:
-                    answer = self._transport.send(told, left_s)
+                with placing(call):
+                    if isinstance(told, Infer) and told.decoupled:
+                        answer: Any = list(self._transport.stream(told, left_s))
+                    else:
+                        answer = self._transport.send(told, left_s)
             except QueueFull as error:
                 if not turns.refused(turn, left_s):
                     time.sleep(attempts.wait_s(error))
             except Unavailable as error:
                 turns.end(answered=False)
                 time.sleep(attempts.wait_s(error))
-            except InvalidArgument as error:
-                turns.end(answered=False)
-                raise placed(error, call) from None
             except BaseException:
                 turns.end(answered=False)
                 raise
