@@ -631,7 +631,8 @@ def test_an_endpoint_that_closes_says_so_to_requests_it_cannot_wait_for(
     ):
         next(iter(stream))
         body = pool.submit(refused, client.completions.create, 503, **asked)
-        until(lambda: asker.metric("fusewire_running", model="slow") >= 2)
+        gauges = ("fusewire_running", "fusewire_waiting")  # of sequences: of both requests
+        until(lambda: sum(asker.metric(gauge, model="slow") for gauge in gauges) == 2 * asked["n"])
         closing = threading.Thread(target=second.close)
         closing.start()
         with pytest.raises(openai.APIError, match="server: it stopped before") as error:
