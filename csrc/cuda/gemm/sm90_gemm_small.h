@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const int blocks = p.k_blocks * (rank + 1) / slices - begin;
   const int own_columns = (Shape::kColumns - rank + slices - 1) / slices;
   const int warp = threadIdx.x / 32;
-  uint8_t* sums = base + p.stages * Shape::kStageBytes;
-  uint8_t* stage_scales = sums + Shape::exchange_bytes(slices);
+  uint8_t* sums = base + Shape::sums_offset(p.stages, slices);
+  uint8_t* stage_scales = base + Shape::ring_bytes(p.stages, slices);
   uint64_t* full = reinterpret_cast<uint64_t*>(stage_scales + p.stages * Shape::kStageScaleBytes);
   uint64_t* empty = full + Shape::kMostStages;
   uint64_t* arrived = empty + Shape::kMostStages;
@@ -232,6 +232,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     }
     barrier_wait(arrived, 0);
   } else {
+    named_barrier_sync(1, Shape::kConsumers);  // until every warp has read the last stages
 #pragma unroll
     for (int j = 0; j < Shape::kColumns; ++j) {
       *reinterpret_cast<uint4*>(sums + (j * Shape::kConsumers + threadIdx.x) * 16) =

@@ -38,16 +38,26 @@ struct SmallShape {
   static constexpr int kBatch = kChannels * kTokens <= 64 * 32 ? 1 : 2;
   static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
 
-  // Returns the size of a block's exchange buffer: the sums of all slices for each of its columns.
-  __host__ __device__ static int exchange_bytes(int slices) {
+  // Returns the size of the sums of all slices for each of a block's columns. Slices send them
+  // while others still multiply. A single slice keeps them in the stages, which it has read by
+  // then, so that another block fits on the multiprocessor.
+  __host__ __device__ static int sum_bytes(int slices) {
     return (kColumns + slices - 1) / slices * slices * kSumBytes;
+  }
+  __host__ __device__ static int sums_offset(int stages, int slices) {
+    return slices == 1 ? 0 : stages * kStageBytes;
+  }
+  // Returns the size of the stages and the sums.
+  __host__ __device__ static int ring_bytes(int stages, int slices) {
+    const int sums_end = sums_offset(stages, slices) + sum_bytes(slices);
+    return sums_end > stages * kStageBytes ? sums_end : stages * kStageBytes;
   }
   // Blocks of many tokens keep their ring short, so that blocks of the next kernel fit beside them
   // and fetch their weights in time. Blocks of few tokens hold their whole slice.
   static int stages(int k_blocks, int slices) {
     constexpr int kAllBytes = 227 * 1024, kRingBytes = 160 * 1024, kShortBytes = 90 * 1024;
     constexpr int kLeastStages = 4, kBytes = kStageBytes + kStageScaleBytes;
-    const int others = kBarrierBytes + exchange_bytes(slices);
+    const int others = kBarrierBytes + (slices == 1 ? 0 : sum_bytes(slices));
     int most = std::min({k_blocks, kMostStages, std::min(kRingBytes, kAllBytes - others) / kBytes});
     if (kTokens >= 64) {
       most = std::min(most, std::max(kLeastStages, (kShortBytes - others) / kBytes));
@@ -55,7 +65,7 @@ struct SmallShape {
     return most;
   }
   static int shared_bytes(int stages, int slices) {
-    return stages * (kStageBytes + kStageScaleBytes) + exchange_bytes(slices) + kBarrierBytes;
+    return ring_bytes(stages, slices) + stages * kStageScaleBytes + kBarrierBytes;
   }
 };
 
