@@ -1,7 +1,8 @@
 """Every configuration of our Hopper matrix products is right, whichever is the fastest.
 
 A first process times a product, which writes the file of choices. Its lines are then changed to
-others: products with other numbers of columns, each computed by one of the configurations.
+others: products with other numbers of columns, each computed by one of the configurations. A
+profiler tells which kernels ran, as a choice that cannot be followed is replaced silently.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ IN_FEATURES = 520  # nine stages of k, for up to eight slices
 ROWS = (3, 40, 120, 200, 300)
 MOST = 80  # configurations are tried up to this number; those that do not exist fall back
 HOPPER = 2  # GemmKernel::kSm90
+SHAPES = {"large_kernel": 8, "small_kernel": 7}  # tiles of 16-bit operands (sm90_gemm.cu)
 
 WORK = """
 import json
@@ -55,15 +57,18 @@ def run(m, n):
     if what := allowed.excess(place.numpy(out)):
         found.append(f"{m} x {n}: {what}")
 
+names = set()
 if tunes:
     with place.tuning():
         for m in rows:
             run(m, columns[0])
 else:
-    for n in columns:
-        for m in rows:
-            run(m, n)
-print(json.dumps(found))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for n in columns:
+            for m in rows:
+                run(m, n)
+    names = {event.key for event in profile.key_averages()}
+print(json.dumps([found, sorted(names)]))
 """
 
 
@@ -82,7 +87,7 @@ def columns_of(configuration: int) -> int:
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", ["linear", "gated_linear"])
 def test_every_configuration_computes_a_product(op: str, tmp_path: Path):
-    def run(tunes: bool, columns: list[int]) -> list[str]:
+    def run(tunes: bool, columns: list[int]) -> tuple[list[str], list[str]]:
         done = subprocess.run(
             [sys.executable, "-c", WORK, json.dumps([op, tunes, columns, ROWS, IN_FEATURES])],
             env=os.environ | {"FUSEWIRE_CACHE": str(tmp_path)},
@@ -91,10 +96,11 @@ def test_every_configuration_computes_a_product(op: str, tmp_path: Path):
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        found: list[str] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        found, kernels = json.loads(done.stdout.splitlines()[-1])
+        return found, kernels
 
-    assert not run(True, [1024])
+    wrong, _ = run(True, [1024])
+    assert not wrong
     (path,) = tmp_path.glob("*.txt")
     lines = path.read_text().splitlines()
     timed = [line.split() for line in lines if line.split()[1] == "1024"]
@@ -109,4 +115,6 @@ def test_every_configuration_computes_a_product(op: str, tmp_path: Path):
             text = " ".join(changed)
             made.append(f"{text} {checksum(text):08x}")
     path.write_text("\n".join([*lines[:2], *made, ""]))
-    assert not run(False, [columns_of(configuration) for configuration in range(MOST)])
+    wrong, kernels = run(False, [columns_of(configuration) for configuration in range(MOST)])
+    assert not wrong
+    assert {name: sum(name in each for each in kernels) for name in SHAPES} == SHAPES
