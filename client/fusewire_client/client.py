@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from . import encoding, extraction, generation, plans, rewriting, speech
@@ -106,7 +106,14 @@ class Client(Base[Transport]):
         turns = ThreadTurns(self._concurrency)
         futures = [self._pool.submit(self._send_in_turn, call, turns) for call in calls]
         try:
-            return [future.result() for future in futures]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            # The first error ends all, whatever its place.
+            failed = [
+                each
+                for each in futures
+                if each.done() and not each.cancelled() and each.exception()
+            ]
+            return [future.result() for future in failed or futures]
         finally:
             turns.close()
             for future in futures:
@@ -123,7 +130,7 @@ class Client(Base[Transport]):
                 told = self._told(call, left_s)
                 with placing(call):
                     if isinstance(told, Infer) and told.decoupled:
-                        answer: Any = list(self._transport.stream(told, left_s))
+                        answer: Any = list(self._transport.stream(told, left_s, turns.leaving))
                     else:
                         answer = self._transport.send(told, left_s)
             except QueueFull as error:

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2_grpc
 from . import grpc_wire
 from .calls import Call, Infer
 from .errors import Cancelled, ClientError
-from .transports import host_of
+from .transports import Leaving, host_of, kept
 from .triton_errors import CLOSED, from_grpc
 from .wrong_port import grpc_fault
 
@@ -55,16 +55,17 @@ class GrpcTransport(_Grpc):
             raise self._fault(error) from None
         return grpc_wire.decode(call, message)
 
-    def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]:
+    def stream(self, call: Infer, timeout_s: float, leaving: Leaving = kept) -> Iterator[Any]:
         """Yields the responses of a call as they arrive; leaving early cancels it."""
         _, request = grpc_wire.encode(call)
         messages = self._stub.ModelStreamInfer(
             iter([request]), timeout=timeout_s, metadata=self._metadata
         )
         try:
-            for message in messages:
-                if (outputs := grpc_wire.streamed(message)) is not None:
-                    yield outputs
+            with leaving(messages.cancel):
+                for message in messages:
+                    if (outputs := grpc_wire.streamed(message)) is not None:
+                        yield outputs
         except grpc.RpcError as error:
             raise self._fault(error) from None
         finally:

@@ -13,7 +13,7 @@ import urllib3
 from . import http_wire
 from .calls import Call, Infer
 from .errors import Cancelled
-from .transports import host_of, late
+from .transports import Leaving, host_of, kept, late
 from .triton_errors import CLOSED
 from .wrong_port import http_fault
 
@@ -35,7 +35,7 @@ class HttpTransport:
             response = self._request(http_wire.encode(call), timeout_s)
         return http_wire.decode(call, response.status, dict(response.headers), response.data)
 
-    def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]:
+    def stream(self, call: Infer, timeout_s: float, leaving: Leaving = kept) -> Iterator[Any]:
         """Yields the responses of a call as they arrive; leaving early closes its connection, which
         cancels the call."""
         ends = time.monotonic() + timeout_s
@@ -45,7 +45,7 @@ class HttpTransport:
             )
         self._streams.add(response)
         try:
-            with self._faults(timeout_s):
+            with self._faults(timeout_s), leaving(lambda: _shut_down(response)):
                 for line in _lines(response.stream(_CHUNK_BYTES)):
                     if (outputs := http_wire.streamed(response.status, line)) is not None:
                         yield outputs
@@ -84,9 +84,14 @@ class HttpTransport:
     def close(self) -> None:
         self._closed = True
         for response in [*self._streams]:  # the pool closes idle connections only
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended
-                response.shutdown()
+            _shut_down(response)
         self._pool.clear()
+
+
+def _shut_down(response: Any) -> None:
+    """Ends a response that another thread reads."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended
+        response.shutdown()
 
 
 class AsyncHttpTransport:

@@ -6,19 +6,29 @@ Threads may share the blocking ones (gRPC channels and urllib3 pools are thread-
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from .calls import Call, Infer
 from .errors import DeadlineExceeded, InvalidArgument
+
+# leaving(leave): while its context lasts, another thread may call `leave` to end the stream.
+Leaving = Callable[[Callable[[], object]], AbstractContextManager[None]]
+
+
+def kept(_: Callable[[], object]) -> AbstractContextManager[None]:
+    """A `Leaving` that ends no stream."""
+    return contextlib.nullcontext()
 
 
 class Transport(Protocol):
     """Sends one call at a time per caller."""
 
     def send(self, call: Call, timeout_s: float) -> Any: ...
-    def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]: ...
+    def stream(self, call: Infer, timeout_s: float, leaving: Leaving = kept) -> Iterator[Any]: ...
     def close(self) -> None: ...
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
 
 from .errors import Cancelled
 from .pace import Pace, Turn
@@ -19,6 +20,7 @@ class ThreadTurns:
         self._pace = Pace(most)
         self._changed = threading.Condition()
         self._closed = False
+        self._leaves: list[Callable[[], object]] = []  # of requests that run
 
     def begin(self) -> Turn:
         """Waits until one more request may be in flight. Raises Cancelled once closed."""
@@ -43,11 +45,28 @@ class ThreadTurns:
             self._changed.wait_for(lambda: self._closed or self._pace.settled(turn), timeout_s)
             return self._pace.may_return(turn)
 
+    @contextlib.contextmanager
+    def leaving(self, leave: Callable[[], object]) -> Iterator[None]:
+        """Within it `close` calls `leave`, which ends a request that another thread waits for."""
+        with self._changed:
+            self._leaves.append(leave)
+            closed = self._closed
+        if closed:
+            leave()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._leaves.remove(leave)
+
     def close(self) -> None:
-        """Stops further requests from beginning."""
+        """Ends the streams that run, and stops further requests from beginning."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            leaves = [*self._leaves]
+        for leave in leaves:
+            leave()
 
 
 class TaskTurns:

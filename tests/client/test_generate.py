@@ -147,6 +147,16 @@ def test_leaving_a_stream_cancels_it(writer: Writer, server: Server) -> None:
         until(lambda: asker.metric("fusewire_running", model="writer") == 0)
 
 
+# Over HTTP the server does not see that a client leaves before its first response.
+@pytest.mark.parametrize("kind", ["grpc", "grpc-async"])
+def test_an_error_ends_the_other_requests_of_its_list(kind: str, server: Server) -> None:
+    with Asker(server) as asker:
+        before = cancelled(asker, "writer")
+        with pytest.raises(InvalidArgument, match=r"^prompt\[1\]: got 9001 tokens"):
+            Writer(kind, server).text(["Going", "x" * 9000], max_new_tokens=LONG, ignore_eos=True)
+        until(lambda: cancelled(asker, "writer") == before + 1)
+
+
 def test_closing_a_client_ends_its_streams(writer: Writer, server: Server) -> None:
     with Asker(server) as asker:
         before = cancelled(asker, "writer")
