@@ -277,6 +277,15 @@ def test_what_is_wrong_is_raised_before_anything_is_computed(
     assert between_steps(llm.engine, llm.engine.counts).tokens == before
 
 
+def test_a_search_without_pages_is_refused_before_anything_is_computed(folder: Path) -> None:
+    with LLM(folder, device="cpu", kv_cache_mib=1, max_sequences=32) as llm:
+        search = SamplingParams(num_beams=32, max_tokens=32)
+        pages = r"^prompts\[1\]: num_beams: got 32 beams of up to 122 tokens, .* at most 85 pages"
+        with pytest.raises(InvalidInput, match=pages):
+            llm.generate(["Once", "x" * 90], [SamplingParams(max_tokens=3), search])
+        assert between_steps(llm.engine, llm.engine.counts).tokens == 0
+
+
 def test_what_fails_while_computing_does_not_lose_the_others(llm: LLM) -> None:
     each = [SamplingParams(max_new_tokens=3, ignore_eos=True) for _ in PROMPTS]
     each[1] = SamplingParams(max_new_tokens=3, timeout_seconds=1e-9)
