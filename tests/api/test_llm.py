@@ -97,6 +97,7 @@ def test_prompts_are_texts_ids_or_dictionaries(llm: LLM) -> None:
     answers = [llm.generate([form], max_new_tokens=3) for form in forms]
     assert len({tuple(answer[0].outputs[0].token_ids) for answer in answers}) == 1
     assert [answer[0].prompt for answer in answers] == ["Once", None, "Once", None, None]
+    assert llm.generate(np.array("Once"), max_new_tokens=3)[0].prompt == "Once"
     absent: Any = {"prompt": "Once", "prompt_token_ids": None}
     assert llm.generate(absent, max_new_tokens=3)[0].prompt == "Once"
     (alone,) = llm.generate(ids, max_new_tokens=3)
@@ -110,6 +111,8 @@ def test_what_is_no_prompt_is_named_with_its_place(llm: LLM, given: Any) -> None
     got = rf"prompts: got {'int' if given == 3 else 'bytes|NoneType|None'} at 1, wanted a text or"
     with pytest.raises(InvalidInput, match=got):
         llm.generate(["a", given])
+    with pytest.raises(InvalidInput, match="prompts: got int, wanted a list of prompts"):
+        llm.generate(np.array(5), max_new_tokens=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"prompts: got keys \['text'\] at 1, wanted"):
         llm.generate(["a", {"text": "b"}])
     with pytest.raises(InvalidInput, match=r"prompts: got keys \['prompt', 'image'\] at 1, wanted"):
