@@ -97,6 +97,7 @@ def test_prompts_are_texts_ids_or_dictionaries(llm: LLM) -> None:
     answers = [llm.generate([form], max_new_tokens=3) for form in forms]
     assert len({tuple(answer[0].outputs[0].token_ids) for answer in answers}) == 1
     assert [answer[0].prompt for answer in answers] == ["Once", None, "Once", None, None]
+    assert llm.generate(np.array("Once"), max_new_tokens=3)[0].prompt == "Once"
     absent: Any = {"prompt": "Once", "prompt_token_ids": None}
     assert llm.generate(absent, max_new_tokens=3)[0].prompt == "Once"
     (alone,) = llm.generate(ids, max_new_tokens=3)
@@ -110,6 +111,8 @@ def test_what_is_no_prompt_is_named_with_its_place(llm: LLM, given: Any) -> None
     got = rf"prompts: got {'int' if given == 3 else 'bytes|NoneType|None'} at 1, wanted a text or"
     with pytest.raises(InvalidInput, match=got):
         llm.generate(["a", given])
+    with pytest.raises(InvalidInput, match="prompts: got int, wanted a list of prompts"):
+        llm.generate(np.array(5), max_new_tokens=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"prompts: got keys \['text'\] at 1, wanted"):
         llm.generate(["a", {"text": "b"}])
     with pytest.raises(InvalidInput, match=r"prompts: got keys \['prompt', 'image'\] at 1, wanted"):
@@ -275,6 +278,15 @@ def test_what_is_wrong_is_raised_before_anything_is_computed(
     with pytest.raises(InvalidInput, match=message):
         llm.generate(["x", "xyz", "x" * 200], **given)
     assert between_steps(llm.engine, llm.engine.counts).tokens == before
+
+
+def test_a_search_without_pages_is_refused_before_anything_is_computed(folder: Path) -> None:
+    with LLM(folder, device="cpu", kv_cache_mib=1, max_sequences=32) as llm:
+        search = SamplingParams(num_beams=32, max_tokens=32)
+        pages = r"^prompts\[1\]: num_beams: got 32 beams of up to 122 tokens, .* at most 85 pages"
+        with pytest.raises(InvalidInput, match=pages):
+            llm.generate(["Once", "x" * 90], [SamplingParams(max_tokens=3), search])
+        assert between_steps(llm.engine, llm.engine.counts).tokens == 0
 
 
 def test_what_fails_while_computing_does_not_lose_the_others(llm: LLM) -> None:

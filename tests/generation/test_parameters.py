@@ -103,6 +103,28 @@ def test_a_temperature_in_the_folder_alone_does_not_draw(folder: Callable[..., P
 def test_numbers_of_numpy_are_taken() -> None:
     asked = read_parameters({"num_beams": np.int64(4), "length_penalty": np.float32(0.5)}, LIMITS)
     assert (asked.num_beams, asked.length_penalty) == (4, 0.5)
+    of_numpy: dict[str, Any] = {
+        "max_tokens": np.int64(3),
+        "seed": np.uint32(7),
+        "top_k": np.int8(-1),
+        "ignore_eos": np.True_,
+        "stop_token_ids": np.array([1, 2]),
+        "bad_words_ids": [np.array([3, 4])],
+        "logit_bias": {np.int64(5): np.float32(0.5)},
+    }
+    plain: dict[str, Any] = {
+        "max_tokens": 3,
+        "seed": 7,
+        "top_k": -1,
+        "ignore_eos": True,
+        "stop_token_ids": [1, 2],
+        "bad_words_ids": [[3, 4]],
+        "logit_bias": {5: 0.5},
+    }
+    assert GenerationParameters(**of_numpy) == GenerationParameters(**plain)
+    assert read_parameters(of_numpy, LIMITS) == read_parameters(plain, LIMITS)
+    with pytest.raises(InvalidInput, match=r"max_tokens: got 2\.5, wanted a whole number"):
+        GenerationParameters(max_tokens=np.float64(2.5))
 
 
 def test_top_k_is_off_as_zero_or_minus_one() -> None:

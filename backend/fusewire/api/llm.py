@@ -201,6 +201,8 @@ _FORMS = {"prompt", "prompt_token_ids"}  # of a prompt in a dictionary
 def _prompts(prompts: Any) -> list[Any]:
     """Returns a list of prompts, also for a single one, with dictionaries replaced by their
     contents."""
+    if isinstance(prompts, np.ndarray) and not prompts.ndim:
+        prompts = prompts.item()  # a number, or a text
     ids = isinstance(prompts, Sequence | np.ndarray) and not isinstance(prompts, (str, bytes))
     one = isinstance(prompts, (str, Mapping)) or (
         ids and len(prompts) > 0 and isinstance(prompts[0], Integral)

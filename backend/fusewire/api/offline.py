@@ -18,7 +18,6 @@ from fusewire.api.progress import REFRESH_S, ProgressBar
 from fusewire.api.turns import Turns
 from fusewire.engine.finished import Finished, Pending
 from fusewire.engine.generation import GenerationEngine, Ticket
-from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import FusewireError, InvalidInput, QueueFull
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import AudioFeatures, read_prompt
@@ -92,6 +91,7 @@ def _checked(
     """Returns the prompts and their parameters. Raises the error of the first prompt that cannot be
     answered."""
     made: dict[int, GenerationParameters] = {}  # by id: prompts may share one object
+    fitting: set[tuple[int, int]] = set()  # parameters, by id, and numbers of tokens
     work: list[tuple[CheckedPrompt | Unread, GenerationParameters]] = []
     for index, (prompt, each) in enumerate(zip(prompts, requested, strict=True)):
         try:
@@ -102,8 +102,10 @@ def _checked(
                 work.append((prompt, parameters))
                 continue
             checked = read_prompt(prompt, parameters, engine.tokenizer, engine.limits, field)
-            if parameters.prompt_logprobs is not None:
-                PromptLogprobs(checked.token_ids, parameters.prompt_logprobs)  # checks the size
+            size = id(parameters), len(checked.token_ids)
+            if size not in fitting:
+                engine.check(checked, parameters)
+                fitting.add(size)
         except InvalidInput as error:
             raise error.at(f"{field or 'prompts'}[{index}]") from None
         work.append((checked, parameters))

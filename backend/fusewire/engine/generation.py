@@ -168,6 +168,13 @@ class GenerationEngine:
         ticket = self.submit(GenerationRequest(prompt, parameters), None, events.put)
         return Deltas(parameters.n, parameters.answers, events, ticket.cancel)
 
+    def check(self, prompt: Prompt, parameters: GenerationParameters) -> None:
+        """InvalidInput where `submit` would refuse this request, however little else there is. It
+        depends on the parameters and the number of the prompt's tokens alone."""
+        request = GenerationRequest(prompt, parameters, tells="ids")
+        place = Place(parameters.sequences, len(prompt.token_ids), prompt.max_new_tokens)
+        self._preparation.prepare(prompt, request, None, lambda _: None, place)
+
     def submit(
         self,
         request: GenerationRequest,

@@ -7,8 +7,6 @@ from itertools import chain
 from math import floor, gcd
 from typing import Any, NoReturn
 
-import numpy as np
-
 from fusewire.errors import InvalidInput, sent
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.no_effect import without_no_effect
@@ -30,15 +28,8 @@ def read_parameters(
     defaults: Mapping[str, Any] | None = None,
 ) -> GenerationParameters:
     """A request's values, checked and completed by `defaults`, as `generation_defaults` makes them:
-    those that fit neither the values nor the limits give way. Numbers of numpy are taken as
-    Python's. InvalidInput."""
-    given = without_no_effect(
-        {
-            name: value.item() if isinstance(value, np.generic) else value
-            for name, value in values.items()
-            if value is not None
-        }
-    )
+    those that fit neither the values nor the limits give way. InvalidInput."""
+    given = without_no_effect({name: value for name, value in values.items() if value is not None})
     length = given.pop(DEFAULT_LENGTH, None)
     if length is not None and (type(length) is not int or length < 1):
         raise InvalidInput(

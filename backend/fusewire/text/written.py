@@ -2,6 +2,7 @@
 config.pbtxt and request parameters may have to send them, and one string for a list of one.
 
 Each function returns the value that is meant, or its argument unchanged where it does not know it.
+Numbers and flags of numpy, which callers in Python may have, are Python's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
+import numpy as np
 from pydantic import BeforeValidator, Field
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
@@ -17,15 +19,23 @@ _FLAGS = {"true": True, "True": True, "false": False, "False": False}
 
 
 def written_flag(value: object) -> object:
-    return _FLAGS.get(value, value) if isinstance(value, str) else value
+    return _FLAGS.get(value, value) if isinstance(value, str) else _plain(value)
 
 
 def written_whole(value: object) -> object:
-    return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
+    if isinstance(value, str):
+        return int(value) if _WHOLE.fullmatch(value) else value
+    return _plain(value)
 
 
 def written_real(value: object) -> object:
-    return float(value) if isinstance(value, str) and _REAL.fullmatch(value) else value
+    if isinstance(value, str):
+        return float(value) if _REAL.fullmatch(value) else value
+    return _plain(value)
+
+
+def _plain(value: object) -> object:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 _ID = re.compile("0|[1-9][0-9]{0,18}")
@@ -51,7 +61,7 @@ def ids_as_keys(value: object) -> object:
     so that no id occurs twice."""
     if not isinstance(value, dict):
         return value
-    for key in value:
+    for key in map(_plain, value):
         if type(key) is not int and not (isinstance(key, str) and _ID.fullmatch(key)):
             raise ValueError(f"token ids as keys, not {str(key)[:40]!r}")
     return {int(key): each for key, each in value.items()}
