@@ -64,6 +64,8 @@ class WrongSetting(ConfigurationError):
             known = list(known)
             got, self.wanted = "got an unknown setting", f"one of {', '.join(known)}"
             remedy = f"{closest(self.field, known)}{remedy}"
+        elif first["type"] == "tuple_type":  # in files and JSON it is a list
+            self.wanted = "list"
         elif first["type"] == "missing":
             got, self.wanted, remedy = "not set", "a value", "add it"
         super().__init__(f"{self.field}: {got}, wanted {self.wanted}; {remedy}")

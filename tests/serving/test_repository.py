@@ -185,6 +185,28 @@ def test_a_version_is_not_overwritten_unasked(checkpoint: Path, tmp_path: Path) 
     }
 
 
+def test_a_version_that_changes_the_settings_of_all_says_so(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def add(version: int, settings: dict[str, object], **deployment: int) -> None:
+        repository.import_folder(
+            checkpoint,
+            tmp_path,
+            name="m",
+            settings=settings,
+            deployment=Deployment(version=version, device="cpu", **deployment),
+        )
+
+    given: dict[str, object] = {"max_length": 9, "threads": 2}
+    add(1, given, instances=3)
+    add(2, given, instances=3)
+    assert not caplog.records
+    add(3, {"threads": 4})
+    assert len(caplog.records) == 1
+    said = caplog.records[0].getMessage()
+    assert "anew: instances 3 -> 1, max_length 9 -> default, threads 2 -> 4; " in said
+
+
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a b", "-x", "x" * 200, "a\nb", "ü"])
 def test_a_name_that_could_be_a_path_is_refused(
     checkpoint: Path, tmp_path: Path, name: str

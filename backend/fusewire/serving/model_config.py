@@ -125,6 +125,28 @@ def check(config: Any, name: str) -> ModelSettings | GeneratorSettings:
     return settings
 
 
+def changes(before: Any, after: Any) -> list[str]:
+    """Returns the settings that differ between two configurations of a model, as text."""
+    was, now = _written(before), _written(after)
+    return [
+        f"{key} {was.get(key, 'default')[:80]} -> {now.get(key, 'default')[:80]}"
+        for key in sorted({*was, *now})
+        if was.get(key) != now.get(key)
+    ]
+
+
+def _written(config: Any) -> dict[str, str]:
+    """Returns the settings that a configuration has, by name."""
+    return {
+        "device": places(config),
+        "instances": " and ".join(str(group.count) for group in config.instance_group),
+        "max_batch_size": str(config.max_batch_size),
+        "queue_delay_us": str(config.dynamic_batching.max_queue_delay_microseconds),
+        "versions_served": str(config.version_policy.latest.num_versions),
+        **{key: value.string_value for key, value in config.parameters.items()},
+    }
+
+
 def places(config: Any) -> str:
     """Returns the devices of a model's instances, as text."""
     words = (instance_group.described(kind, gpus) for kind, gpus in _groups(config))

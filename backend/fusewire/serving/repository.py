@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
@@ -160,8 +161,23 @@ def import_folder(
         message = model_config.model_config(
             name, checked, deployment, question, images=images, decoder=decoder
         )
+        _warn_of_changes(entry, message)
         model_config.write(message, entry / CONFIG)
     return entry
+
+
+def _warn_of_changes(entry: Path, message: Any) -> None:
+    """Warns of settings of an entry's versions that `message` replaces by others."""
+    if not (entry / CONFIG).is_file():
+        return
+    with suppress(ConfigurationError):  # a damaged file is replaced without a word
+        if changed := model_config.changes(model_config.read(entry / CONFIG), message):
+            _log.warning(
+                "%s: config.pbtxt, which holds for all versions, is written anew: %s; to keep what "
+                "it had, import again with --replace and those settings",
+                entry.name,
+                ", ".join(changed),
+            )
 
 
 def checked_name(name: str) -> str:

@@ -82,6 +82,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("start_timeout_s: .inf", "line 1: start_timeout_s: got inf, wanted a finite number"),
         ("models:\n- source: x\n  threads: no", "line 3: threads: got false, wanted integer"),
         ("http_port: 1\nhttp_port: 2", "line 2: http_port: set twice"),
+        ("tritonserver_args: --x", "line 1: tritonserver_args: got '--x', wanted list;"),
         ("- a\n- b", "wanted keys and values"),
         ("models: bert", "line 1: models: got 'bert', wanted a list"),
         ("models:\n- bert", "line 2: models: got 'bert', wanted keys and values"),
