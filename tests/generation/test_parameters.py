@@ -233,6 +233,7 @@ def test_named_beams_go_before_a_folder_that_samples(folder: Callable[..., Path]
 def test_other_names_and_single_strings() -> None:
     parameters = parse(max_tokens=9, min_tokens=2, stop="END", logit_bias={"7": -100})
     assert (parameters.max_new_tokens, parameters.min_new_tokens) == (9, 2)
+    assert (parameters.max_tokens, parameters.min_tokens) == (9, 2)
     assert parameters.stop == ("END",)
     assert parameters.logit_bias == {7: -100.0}
 

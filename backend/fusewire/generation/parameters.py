@@ -74,6 +74,16 @@ class GenerationParameters(
         return parameters
 
     @property
+    def max_tokens(self) -> int | None:
+        """vLLM's name of max_new_tokens."""
+        return self.max_new_tokens
+
+    @property
+    def min_tokens(self) -> int:
+        """vLLM's name of min_new_tokens."""
+        return self.min_new_tokens
+
+    @property
     def sequences(self) -> int:
         """How many are generated: num_beams, best_of, or n."""
         return self.num_beams if self.searches else self.best_of or self.n
