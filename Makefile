@@ -93,7 +93,10 @@ test: $(VENV)/.test
 # that no SentencePiece model reads; clients and benchmarks take what others installed, and processes
 # and trainers of torch take tensors.
 # What measures time, marked `alone` (the attacks, the faults), waits most of the time: requirements
-# are resolved and the wheels compiled meanwhile, by processes that yield to all others.
+# are resolved and the wheels compiled meanwhile, by processes that yield to all others. Those wheels
+# are only for the tests, and no GPU runs their kernels: these are compiled fast instead of well, in
+# places of their own, so that nobody releases or installs them.
+FAST := DIST=build/dist CUDA_BUILD='-C build-dir=build/wheels/cuda' NVCC_APPEND_FLAGS='-Ofc max'
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_architecture.py tests/test_hub.py \
@@ -101,11 +104,11 @@ NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_archi
             $(patsubst %,tests/text/test_%.py,bounded_json chat_template detokenizer languages long_pairs) \
             $(patsubst %,tests/train/test_%.py,bfloat16_parameters extra fsdp hosts lightning ddp packed_steps sharded step_processes)
 sweep: $(VENV)/.test $(VENV)/.release
-	nice -n 19 $(MAKE) resolve wheels & wheels=$$!; \
+	nice -n 19 $(MAKE) resolve wheels $(FAST) & wheels=$$!; \
 	  $(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'; tests=$$?; \
 	  wait $$wheels && exit $$tests
 	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
+	$(BIN)/python -m zipfile -e build/dist/cpu/*.whl build/wheels/unpacked
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
 	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' --each-value -n $(WORKERS)
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' --each-value -n $(WORKERS) \
@@ -119,6 +122,7 @@ resolve: $(VENV)/.release
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's: that
 # is built in the folder of `make build`, whose kernels for CPUs it takes.
 # Without -s zig makes debug information, seven eighths of every object, to strip it in the end.
+DIST := dist
 WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
 $(VENV)/.release: $(VENV)/.installed cmake/cuda-compiler.txt
@@ -126,15 +130,15 @@ $(VENV)/.release: $(VENV)/.installed cmake/cuda-compiler.txt
 	@touch $@
 
 wheels: $(VENV)/.release
-	rm -rf build/wheels dist
+	rm -rf build/wheels $(DIST)
 	@echo "== building the wheel for CPUs (2 minutes on two cores)"
 	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28 -s' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
-	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
+	$(AUDITED) $(DIST)/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
 	@echo "== building the wheel for CPUs and GPUs (6 minutes on two cores)"
 	rm build/wheels/*.whl
-	FUSEWIRE_CUDA=ON $(WHEEL) --wheel-dir build/wheels .
-	$(AUDITED) dist/cuda build/wheels/*.whl
+	FUSEWIRE_CUDA=ON $(WHEEL) $(CUDA_BUILD) --wheel-dir build/wheels .
+	$(AUDITED) $(DIST)/cuda build/wheels/*.whl
 
 # Everything that needs a GPU: its tests, then its benchmarks.
 gpu: has-gpu $(VENV)/.bench $(VENV)/.test
