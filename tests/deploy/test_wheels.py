@@ -1,7 +1,8 @@
-"""A wheel runs on other machines than the one that built it (`make wheels` puts them in dist/)."""
+"""A wheel runs on other machines than the one that built it (`make wheels` puts them in $DIST)."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DIST = ROOT / os.environ.get("DIST", "dist")
 pytestmark = pytest.mark.sweep
 
 ENCODES = """\
@@ -28,8 +30,8 @@ print(f"import {{import_ms:.0f}} ms")
 
 
 def wheel(kind: str) -> Path:
-    found = list((ROOT / "dist" / kind).glob("*.whl"))
-    assert len(found) == 1, f"dist/{kind}: {found}, wanted one wheel; run make wheels"
+    found = list((DIST / kind).glob("*.whl"))
+    assert len(found) == 1, f"{DIST / kind}: {found}, wanted one wheel; run make wheels"
     return found[0]
 
 
