@@ -391,6 +391,8 @@ def test_conversations_are_rendered_by_the_folders_template(llm: LLM, folder: Pa
     assert len(both[1].prompt_token_ids) == 2 * len(output.prompt_token_ids)
     with pytest.raises(InvalidInput, match=r"messages\[1\]: role: got int"):
         llm.chat([messages, [{"role": 1}]])
+    with pytest.raises(InvalidInput, match="add_generation_prompt: got 'false', wanted true or"):
+        llm.chat(messages, add_generation_prompt="false")  # type: ignore[arg-type]
 
 
 def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:

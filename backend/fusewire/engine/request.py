@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # What Unavailable says where a request comes too late.
-CLOSED = "server: got a request while it stops, wanted one before; send it to another server"
+CLOSED = (
+    "engine: got a request while it stops, wanted one before; send it to another server, or load "
+    "the model again"
+)
 CANCELLED = "cancelled: got a cancelled request, which is not computed"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fusewire.errors import InvalidInput, type_name
+from fusewire.errors import InvalidInput, sent, type_name
 from fusewire.text.bounded_json import read_list
 from fusewire.text.conversation import MOST_NESTING
 
@@ -37,6 +37,12 @@ class Chat:
         the template may ask for. `add_special_tokens`: those that the tokenizer puts around a text,
         with those that the template has written.
         """
+        for name, flag in (
+            ("add_generation_prompt", add_generation_prompt),
+            ("add_special_tokens", add_special_tokens),
+        ):
+            if not isinstance(flag, bool):
+                raise InvalidInput(name, sent(flag), "true or false", "correct or remove it")
         if not isinstance(chat_template_kwargs, Mapping | None):
             got = type_name(chat_template_kwargs)
             raise InvalidInput("chat_template_kwargs", got, "a JSON object", "send {} or more")

@@ -85,7 +85,6 @@ def _give_way(
         "num_beam_groups": gcd(beams, p.num_beam_groups) if p.diversity_penalty else 1,
         "do_sample": do_sample,
         "temperature": temperature,
-        "top_k": min(p.top_k, limits.vocab_size),
         "n": n,
         "best_of": best_of,
         "min_new_tokens": least,
@@ -108,8 +107,6 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
             if 0 < temperature < SMALLEST_TEMPERATURE:
                 wanted = f"0 (greedy) or at least {SMALLEST_TEMPERATURE}"
                 refuse(name, temperature, wanted, "raise it, or send 0")
-    if p.top_k > limits.vocab_size:
-        refuse("top_k", p.top_k, f"at most {limits.vocab_size}, the vocabulary", "lower it")
     named = p.model_fields_set  # a folder may name what its model's vocabulary has not
     lists: dict[str, Iterable[int]] = {
         "logit_bias": p.logit_bias,

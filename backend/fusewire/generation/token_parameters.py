@@ -36,8 +36,8 @@ class TokenParameters(BaseModel):
     top_k: Annotated[Whole, BeforeValidator(minus_one_as_zero)] = Field(
         default=0,
         ge=0,
-        description="Sample from the k most likely tokens. 0 or -1: from all (Hugging Face's "
-        "default is 50).",
+        description="Sample from the k most likely tokens. 0, -1 or more than there are: from all "
+        "(Hugging Face's default is 50).",
     )
     top_p: Real = Field(
         default=1.0,

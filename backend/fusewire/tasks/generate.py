@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput, sent
+from fusewire.errors import InvalidInput
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat, read_messages
 from fusewire.generation.parameter_reader import LONGEST_KEPT, MOST_KEPT, ParameterReader
@@ -170,8 +170,8 @@ def _prompt(
         text = single(inputs, MESSAGES)
         return chat.prompt(
             read_messages(text.encode() if isinstance(text, str) else text),
-            add_generation_prompt=_template_flag(values, "add_generation_prompt", True),
-            add_special_tokens=_template_flag(values, "add_special_tokens", False),
+            add_generation_prompt=written_flag(values.pop("add_generation_prompt", True)),
+            add_special_tokens=written_flag(values.pop("add_special_tokens", False)),
             chat_template_kwargs=values.pop("chat_template_kwargs", None),
         )
     ids = inputs["input_ids"]
@@ -204,13 +204,6 @@ def _given(text: str) -> dict[str, Any]:
 
 
 _kept = lru_cache(MOST_KEPT)(_given)  # most clients send the same with every request
-
-
-def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:
-    value = written_flag(values.pop(name, default))
-    if not isinstance(value, bool):
-        raise InvalidInput(name, sent(value), "true or false", "correct or remove it")
-    return value
 
 
 def flag(inputs: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:

@@ -59,10 +59,10 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path) -> None:
 
 def test_a_secret_is_not_printed(tmp_path: Path) -> None:
     key = "a-key-of-sixteen-letters"
-    text = printed(ServerSettings(control_key=key), [])
+    text = printed(ServerSettings(control_key=key), [Source("repository")])
     assert key not in text
     assert "# control_key is set" in text
-    assert read(tmp_path, text).sources == []
+    assert read(tmp_path, text).sources == [Source("repository")]
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
@@ -85,6 +85,8 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("tritonserver_args: --x", "line 1: tritonserver_args: got '--x', wanted list;"),
         ("- a\n- b", "wanted keys and values"),
         ("models: bert", "line 1: models: got 'bert', wanted a list"),
+        ("models: []", "line 1: models: got none, wanted a list; add - source"),
+        ("http_port: 1\nmodels:", "line 2: models: got none, wanted a list; add - source"),
         ("models:\n- bert", "line 2: models: got 'bert', wanted keys and values"),
         ("models:\n- name: x", "line 2: models: got no source"),
         ("models:\n- source: x\n  devise: cpu", "line 3: devise: .*did you mean device"),

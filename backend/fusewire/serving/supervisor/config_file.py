@@ -49,7 +49,8 @@ class ConfigFile:
         self._path = path
         self._lines: dict[Place, int] = {}
         values = self._read()
-        models = values.pop(_MODELS, None) or []
+        listed = _MODELS in values
+        models = values.pop(_MODELS, None)
         known = set(ServerSettings.model_fields)
         for key in values:
             if key not in known:
@@ -58,9 +59,10 @@ class ConfigFile:
                 raise self._unknown((key,), [*known, _MODELS], hint)
         self.server: dict[str, Any] = values
         self._checked((), ServerSettings, values)
-        if not isinstance(models, list):
-            raise self._wrong((_MODELS,), f"got {str(models)[:80]!r}, wanted a list")
-        self.sources = [self._source(index, entry) for index, entry in enumerate(models)]
+        if listed and not (isinstance(models, list) and models):
+            got = "none" if not models else repr(str(models)[:80])
+            raise self._wrong((_MODELS,), f"got {got}, wanted a list; add - source: FOLDER")
+        self.sources = [self._source(index, entry) for index, entry in enumerate(models or [])]
 
     def _source(self, index: int, entry: object) -> Source:
         at: Place = (_MODELS, index)
