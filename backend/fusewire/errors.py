@@ -70,7 +70,10 @@ class FusewireError(Exception):
 class InvalidInput(FusewireError):
     """The request is at fault: it is answered with INVALID_ARG, other requests are not affected."""
 
-    def __init__(self, field: str, got: object, wanted: str, remedy: str) -> None:
+    def __init__(
+        self, field: str, got: object, wanted: str, remedy: str, row: int | None = None
+    ) -> None:
+        """`row`: which row of the field's it is, where a request has several."""
         self.field = field
         # Lists in requests are stored as tuples.
         got = list(got) if isinstance(got, tuple) else got
@@ -79,11 +82,12 @@ class InvalidInput(FusewireError):
         # A client may send any field name: of any length, with any characters.
         plain = len(field) <= _LONGEST_NAME and _PLAIN.fullmatch(field)
         shown = field if plain else repr(field[:_LONGEST_NAME])
+        shown += "" if row is None else f"[{row}]"
         super().__init__(f"{shown}: got {self.got}, wanted {wanted}; {remedy}")
 
-    def in_row(self, row: int) -> InvalidInput:
-        """Returns the same error with the number of the row of the request that caused it."""
-        return InvalidInput(self.field, f"{self.got} in row {row}", self.wanted, self.remedy)
+    def in_row(self, row: int | None) -> InvalidInput:
+        """Returns the same error for a row; None: for the only one."""
+        return InvalidInput(self.field, self.got, self.wanted, self.remedy, row)
 
     def at(self, where: str) -> Self:
         """Returns the same error for one of several inputs; `where` names that input."""

@@ -3,6 +3,7 @@ requests."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from .calls import Infer, Parameter, Plan
@@ -29,10 +30,14 @@ def ask(
 ) -> Plan[list[Arrays]]:
     given = next(iter(requests[0]))
     name = yield from model_for(settings, where.model, task, where.timeout_s, given)
+    firsts = accumulate((len(inputs[given]) for inputs in requests[:-1]), initial=0)
     calls = [
-        Infer(name, inputs, outputs, where.parameters, where.version, "", where.timeout_s)
-        for inputs in requests
-    ]
+        Infer(
+            name, inputs, outputs, where.parameters, where.version, "", where.timeout_s,
+            first=first if len(requests) > 1 else None,
+        )
+        for inputs, first in zip(requests, firsts, strict=True)
+    ]  # fmt: skip
     return (yield from answers_of(settings, calls))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,13 +13,15 @@ import numpy as np
 from .errors import InvalidArgument, type_name
 
 Parameter = str | int | float | bool
+_TENSOR = re.compile(r"(\w+)(?:\[(\d{1,9})\])?(?=: got )")  # at the beginning of a message
 
 
 @dataclass(frozen=True)
 class Infer:
     """One inference request. Its answer is a `dict[str, np.ndarray]`; that of a decoupled model,
-    which may send any number of responses, is a list of them. `places`: tensor -> its place in a
-    list of the caller's, for errors (`prompt[3]`)."""
+    which may send any number of responses, is a list of them. For errors, `places`: tensor -> its
+    place in a list of the caller's (`prompt[3]`); `first`: where the rows of the request begin in
+    that list, if others have more of it."""
 
     model: str
     inputs: Mapping[str, np.ndarray]
@@ -29,6 +32,7 @@ class Infer:
     timeout_s: float | None = None
     decoupled: bool = False
     places: Mapping[str, str] = field(default_factory=dict)
+    first: int | None = None
 
     def __post_init__(self) -> None:
         _check_names(self.model, self.version)
@@ -63,14 +67,27 @@ Call = Infer | Ask
 
 @contextmanager
 def placing(call: Call) -> Iterator[None]:
-    """Names in errors of a call the place of a tensor instead of the tensor."""
+    """Names in errors of a call the place of a tensor, or of a row, in the caller's list."""
     try:
         yield
     except InvalidArgument as error:
-        name, got, what = error.message.partition(": got ")
-        if isinstance(call, Ask) or name not in call.places:
+        found = _TENSOR.match(error.message)
+        place = None if found is None or isinstance(call, Ask) else _place(call, *found.groups())
+        if found is None or place is None:
             raise
-        raise InvalidArgument(f"{call.places[name]}{got}{what}", error.status) from None
+        raise InvalidArgument(place + error.message[found.end() :], error.status) from None
+
+
+def _place(call: Infer, name: str, row: str | None) -> str | None:
+    if name in call.places:
+        return call.places[name]
+    if (
+        call.first is None
+        or name not in call.inputs
+        or (row is None and len(call.inputs[name]) > 1)
+    ):
+        return None
+    return f"{name}[{call.first + int(row or 0)}]"
 
 
 T = TypeVar("T")

@@ -70,6 +70,18 @@ def test_errors_are_the_servers_own(ask: Call) -> None:
         ask("answer", "q", "c")
 
 
+def test_an_error_names_the_place_in_a_list_of_several_requests(ask: Call) -> None:
+    texts = ["a"] * 70
+    texts[67] = "word " * 600
+    with pytest.raises(InvalidArgument, match=r"^text_input\[67\]: got 602 tokens, wanted at most"):
+        ask("embed", texts)
+    ids = [[101, 102]] * 3 + [[101, 10**9, 102]]
+    with pytest.raises(InvalidArgument, match=r"^input_ids\[3\]: got 1000000000, wanted 0"):
+        ask("embed", ids=ids)
+    with pytest.raises(InvalidArgument, match=r"^max_length: got 2, wanted more than the 2"):
+        ask("embed", texts, truncate=True, max_length=2)
+
+
 def test_the_server_describes_itself(ask: Call) -> None:
     assert ask("ready") is True
     assert ask("ready", "mini") is True

@@ -158,7 +158,7 @@ BAD = {
     "no image": ("label", [encoded(b"GIF89a, or so")], {}, "image: got 13 bytes that begin with"),
     "nothing at all": ("label", [encoded(b"")], {}, "image: got no bytes"),
     "truncated": ("label", [encoded(PHOTO[:300])], {}, "image: got a damaged or truncated PNG"),
-    "one of several": ("label", [encoded(PHOTO, PHOTO[:300])], {}, "in row 1"),
+    "one of several": ("label", [encoded(PHOTO, PHOTO[:300])], {}, "image[1]: got a damaged"),
     "a bomb": ("label", [encoded(HUGE)], {}, "image: got 10000 x 10000 pixels"),
     "animated": ("label", [encoded(ANIMATED)], {}, "image: got an animated WEBP file of 2 frames"),
     "too small for a patch": ("label", [tensor("pixel_values", PIXELS[:, :, :9])], {}, "9 x 42"),
@@ -377,8 +377,10 @@ def test_the_client_takes_files_bytes_and_pixel_values(served, protocol, tmp_pat
         assert [each.label in LABELS for each in scored] == [True] * 3
         pixels = client.label(pixel_values=np.zeros((2, 3, 42, 42), np.float32), model="label")
         assert pixels[0].scores.tolist() == pixels[1].scores.tolist()
-        with pytest.raises(InvalidArgument, match="in row 1"):
+        with pytest.raises(InvalidArgument, match=r"^image\[1\]: got 4 bytes"):
             client.label([photos[0], b"none"], model="label")
+        with pytest.raises(InvalidArgument, match=r"^image\[33\]: got 4 bytes"):
+            client.label([*photos[:1] * 33, b"none"], model="label")
 
 
 def test_the_asyncio_client_has_the_same_methods(served):

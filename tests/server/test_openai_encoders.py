@@ -277,6 +277,7 @@ BAD_RANKINGS: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("/rerank", {"documents": ["x"] * 2049}, "documents", "documents: got 2049 entries"),
     ("/rerank", {"documents": [LONG]}, "documents", "documents: got 27"),
+    ("/rerank", {"documents": [*["x"] * 40, LONG]}, "documents[40]", "documents[40]: got 27"),
     (
         "/rerank",
         {"query": "q" * 2**14, "documents": ["x"] * 1024},
@@ -298,7 +299,17 @@ BAD_RANKINGS: list[tuple[str, dict[str, Any], str, str]] = [
         "text_2: got 2 texts",
     ),
     ("/score", {"text_1": {"content": []}}, "text_1", "text_1: got {'content'"),
+    ("/score", {"text_2": ["x", LONG]}, "text_2[1]", "text_2[1]: got 27"),
+    ("/score", {"text_1": ["x", LONG], "text_2": ["x"] * 2}, "text_1[1]", "text_1[1]: got 27"),
 ]
+
+
+def test_an_embedding_that_cannot_be_made_names_its_input(http: Http) -> None:
+    for ahead in (0, 1, 40):
+        asked = {"model": "minilm", "input": [*["x"] * ahead, LONG * 100]}
+        error = error_of(http("/v1/embeddings", asked))
+        place = f"input[{ahead}]" if ahead else "input"
+        assert (error["param"], error["message"].startswith(f"{place}: got ")) == (place, True)
 
 
 @pytest.mark.parametrize(("path", "given", "param", "words"), BAD_RANKINGS)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fusewire.errors import InvalidInput
 from fusewire.models.task_heads import TaskHead, token_logits
 from fusewire.settings import EngineSettings
+from fusewire.tasks.inputs import row_of
 from fusewire.tasks.rows import Query, TextRow, Tokens
 from fusewire.tasks.scores import softmax
 from fusewire.tasks.spans import best_spans
@@ -41,12 +42,12 @@ class Answer(Task):
     def check(self, query: Query) -> None:
         for row, windows in enumerate(query.tokens):
             if windows[0].encoding is None and not self._context(windows[0])[1:].any():
-                where = f" in row {row}" if len(query.tokens) > 1 else ""
                 raise InvalidInput(
                     "input_ids",
-                    f"ids without a context{where}",
+                    "ids without a context",
                     "question, separator, context; or token_type_ids that are 1 in the context",
                     "send both parts, or text_input and text_pair",
+                    row_of(row, query.tokens),
                 )
 
     def head(self) -> TaskHead:

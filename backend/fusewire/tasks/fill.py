@@ -10,6 +10,7 @@ import numpy as np
 from fusewire.errors import InvalidInput
 from fusewire.models.task_heads import LikeliestTokens
 from fusewire.settings import MOST_REPLIES, EngineSettings
+from fusewire.tasks.inputs import row_of
 from fusewire.tasks.rows import Query
 from fusewire.tasks.task import Reply, Task, strings
 from fusewire.text.tokenizer import Tokenizer
@@ -60,12 +61,12 @@ class Fill(Task):
         for row, windows in enumerate(query.tokens):
             if self._mask_id not in windows[0].sequence.input_ids:
                 field = "text_input" if windows[0].encoding else "input_ids"
-                where = f" in row {row}" if len(query.tokens) > 1 else ""
                 raise InvalidInput(
                     field,
-                    f"no mask token{where}",
+                    "no mask token",
                     f"{self.tokenizer.piece(self._mask_id)!r} (id {self._mask_id}) once or more",
                     "put it where a word is missing (a truncated text may have lost it)",
+                    row_of(row, query.tokens),
                 )
 
     def head(self) -> LikeliestTokens:

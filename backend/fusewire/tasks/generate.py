@@ -164,14 +164,14 @@ def _prompt(
     """Returns the prompt: a text, or ids. For messages it removes the parameters of the chat
     template from `values`."""
     if field == "text_input":
-        return decoded("text_input", single(inputs, "text_input"), "")
+        return decoded("text_input", single(inputs, "text_input"))
     if field == MESSAGES:
         assert chat is not None
         text = single(inputs, MESSAGES)
         return chat.prompt(
             read_messages(text.encode() if isinstance(text, str) else text),
-            add_generation_prompt=written_flag(values.pop("add_generation_prompt", True)),
-            add_special_tokens=written_flag(values.pop("add_special_tokens", False)),
+            add_generation_prompt=_template_flag(values, "add_generation_prompt", True),
+            add_special_tokens=_template_flag(values, "add_special_tokens", False),
             chat_template_kwargs=values.pop("chat_template_kwargs", None),
         )
     ids = inputs["input_ids"]
@@ -190,7 +190,7 @@ def sent_parameters(
     own = read_object("parameters", json.dumps(parameters).encode()) if parameters else {}
     if FIELD not in inputs:
         return own
-    text = decoded(FIELD, single(inputs, FIELD), "")
+    text = decoded(FIELD, single(inputs, FIELD))
     values = {**(_kept(text) if len(text) <= LONGEST_KEPT else _given(text))}
     if not own:
         return values
@@ -204,6 +204,10 @@ def _given(text: str) -> dict[str, Any]:
 
 
 _kept = lru_cache(MOST_KEPT)(_given)  # most clients send the same with every request
+
+
+def _template_flag(values: dict[str, Any], name: str, default: bool) -> Any:
+    return written_flag(values.pop(name, default))
 
 
 def flag(inputs: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:

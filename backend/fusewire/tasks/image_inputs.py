@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fusewire.errors import InvalidInput, type_name
 from fusewire.images import Preprocessing, open_image
 from fusewire.tasks.contract import contract
-from fusewire.tasks.inputs import decoded
+from fusewire.tasks.inputs import decoded, row_of
 from fusewire.tasks.rows import ImageRow, PixelRow, Row, TextRow
 
 if TYPE_CHECKING:
@@ -58,14 +58,19 @@ class ImageInputs:
         in_files = given = 0
         for index, data in enumerate(_column("image", array, "an encoded image")):
             if not isinstance(data, bytes):
-                got = f"{type_name(data)}{_where(index, array)}"
-                raise InvalidInput("image", got, "bytes of a file", "send JPEG, PNG or WebP files")
+                raise InvalidInput(
+                    "image",
+                    type_name(data),
+                    "bytes of a file",
+                    "send JPEG, PNG or WebP files",
+                    row_of(index, array),
+                )
             try:
                 image = open_image(data)
                 width, height = self._given_to_the_model(image.width, image.height)
                 tokens = self._model.tokens_of(height, width)
             except InvalidInput as error:
-                raise (error.in_row(index) if len(array) > 1 else error) from None
+                raise error.in_row(row_of(index, array)) from None
             found.append(ImageRow(data, image.width * image.height, tokens))
             in_files += image.width * image.height
             if in_files > MOST_FILE_PIXELS:
@@ -94,8 +99,8 @@ class ImageInputs:
         _check_pixels(field, array.size // 3)
         for index, image in enumerate(array):
             if not np.isfinite(image).all():
-                got = f"a number that is not finite{_where(index, array)}"
-                raise InvalidInput(field, got, "finite numbers", "correct the preprocessing")
+                got, remedy = "a number that is not finite", "correct the preprocessing"
+                raise InvalidInput(field, got, "finite numbers", remedy, row_of(index, array))
         # The server may reuse the tensor's memory before the images are computed.
         return [PixelRow(image.copy()) for image in array]
 
@@ -109,7 +114,7 @@ class ImageInputs:
             )
         values = _column("text_input", array, "a text")
         return [
-            TextRow(decoded("text_input", value, _where(index, array)))
+            TextRow(decoded("text_input", value, row_of(index, array)))
             for index, value in enumerate(values)
         ]
 
@@ -134,7 +139,3 @@ def _check_pixels(field: str, pixels: int) -> None:
 
 def _either(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} nor {names[-1]}"
-
-
-def _where(row: int, array: NDArray[Any]) -> str:
-    return f" in row {row}" if len(array) > 1 else ""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fusewire.batch import Sequence as TokenSequence
 from fusewire.errors import InvalidInput
 from fusewire.models import ImageTextModel
+from fusewire.tasks.inputs import row_of
 from fusewire.tasks.rows import ImageRow, PixelRow, Pixels, Query, TextRow, Tokens
 from fusewire.text.tower_tokenizer import TowerTokenizer
 
@@ -81,7 +82,7 @@ class ImageReader:
             try:
                 [pixels] = [row.pixels] if isinstance(row, PixelRow) else next(images)()
             except InvalidInput as error:
-                raise (error.in_row(index) if len(query.images) > 1 else error) from None
+                raise error.in_row(row_of(index, query.images)) from None
             found.append([Pixels(pixels, self._model.images.tokens(pixels))])
         return found
 

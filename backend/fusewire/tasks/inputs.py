@@ -6,7 +6,7 @@ the model's vocabulary is checked in `text_encoder`, with those of texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -136,20 +136,20 @@ def _texts(field: str, array: NDArray[Any]) -> list[str]:
         )
     if len(array) == 0:
         raise InvalidInput(field, "no texts", "at least 1", "send a text")
-    return [decoded(field, value, _row(row, len(array))) for row, value in enumerate(array[:, 0])]
+    return [decoded(field, value, row_of(row, array)) for row, value in enumerate(array[:, 0])]
 
 
-def decoded(field: str, value: object, where: str) -> str:
+def decoded(field: str, value: object, row: int | None = None) -> str:
     """Returns the text in a tensor. Raises InvalidInput for bytes that are not UTF-8, lone
-    surrogates, other types, and texts that are too long."""
-    text = _decoded(field, value, where)
+    surrogates, other types, and texts that are too long. `row`: see InvalidInput."""
+    text = _decoded(field, value, row)
     if len(text) > MOST_CHARACTERS:
-        got, wanted = f"{len(text)} characters{where}", f"at most {MOST_CHARACTERS}"
-        raise InvalidInput(field, got, wanted, "cut the text, or tokenize it at the client")
+        got, wanted = f"{len(text)} characters", f"at most {MOST_CHARACTERS}"
+        raise InvalidInput(field, got, wanted, "cut the text, or tokenize it at the client", row)
     return text
 
 
-def _decoded(field: str, value: object, where: str) -> str:
+def _decoded(field: str, value: object, row: int | None) -> str:
     try:
         if isinstance(value, str):
             value.encode()  # raises for a lone surrogate
@@ -157,12 +157,12 @@ def _decoded(field: str, value: object, where: str) -> str:
         if isinstance(value, (bytes, bytearray)):
             return value.decode()
     except UnicodeDecodeError as error:
-        got = f"byte 0x{error.object[error.start]:02x} at offset {error.start}{where}"
-        raise InvalidInput(field, got, "UTF-8", "encode the text as UTF-8") from None
+        got = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        raise InvalidInput(field, got, "UTF-8", "encode the text as UTF-8", row) from None
     except UnicodeEncodeError as error:
-        got = f"a lone surrogate at offset {error.start}{where}"
-        raise InvalidInput(field, got, "text that UTF-8 can hold", "repair the text") from None
-    raise InvalidInput(field, f"{type_name(value)}{where}", "bytes of UTF-8 text", "send texts")
+        got = f"a lone surrogate at offset {error.start}"
+        raise InvalidInput(field, got, "text that UTF-8 can hold", "repair the text", row) from None
+    raise InvalidInput(field, type_name(value), "bytes of UTF-8 text", "send texts", row)
 
 
 def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRow]:
@@ -183,17 +183,21 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
     rows = []
     for row in range(len(ids)):
         places = np.arange(ids.shape[1]) if mask is None else np.flatnonzero(mask[row])
-        where = _row(row, len(ids))
         if places.size == 0:
             raise InvalidInput(
-                "attention_mask", f"all zeros{where}", "at least one 1", "leave out the empty row"
+                "attention_mask",
+                "all zeros",
+                "at least one 1",
+                "leave out the empty row",
+                row_of(row, ids),
             )
         if places.size > rules.max_length:
             raise InvalidInput(
                 "input_ids",
-                f"{places.size} tokens{where}",
+                f"{places.size} tokens",
                 f"at most {rules.max_length}",
                 "shorten the sequence (only texts can be truncated by the server)",
+                row_of(row, ids),
             )
         row_types = no_types[: places.size] if types is None else types[row, places]
         rows.append(IdRow(ids[row, places], row_types, places, ids.shape[1]))
@@ -229,5 +233,6 @@ def _check_mask(mask: NDArray[np.int64]) -> None:
         raise InvalidInput("attention_mask", int(others[0]), wanted, "correct the mask")
 
 
-def _row(row: int, rows: int) -> str:
-    return f" in row {row}" if rows > 1 else ""
+def row_of(row: int, rows: Sized) -> int | None:
+    """Returns a row as errors name it: None for the only one."""
+    return row if len(rows) > 1 else None

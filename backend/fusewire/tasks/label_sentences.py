@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fusewire.errors import InvalidInput, sent, type_name
-from fusewire.tasks.inputs import decoded
+from fusewire.tasks.inputs import decoded, row_of
 
 FIELD = "candidate_labels"
 TEMPLATE = "This is a photo of {}."  # transformers'
@@ -23,7 +23,7 @@ def labels_of(array: NDArray[Any], rows: int) -> list[list[str]]:
         got, wanted = f"shape {list(array.shape)}", f"shape [{rows}, labels]"
         raise InvalidInput(FIELD, got, wanted, "send the labels of each image, 1 or more")
     return [
-        [decoded(FIELD, value, f" in row {index}" if rows > 1 else "") for value in row]
+        [decoded(FIELD, value, row_of(index, array)) for value in row]
         for index, row in enumerate(array)
     ]
 

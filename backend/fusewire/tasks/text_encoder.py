@@ -18,6 +18,7 @@ from tokenizers import Encoding
 
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.settings import MOST_WINDOWS
+from fusewire.tasks.inputs import row_of
 from fusewire.tasks.rows import IdRow, Query, Row, TextRow, Tokens
 from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.long_pairs import shortened
@@ -64,7 +65,7 @@ class TextEncoder:
     def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
         """Sets `tokens` of each query. Returns the errors by the query's index."""
         errors: dict[int, FusewireError] = {}
-        groups: dict[tuple[int, bool, bool], list[tuple[int, TextRow]]] = defaultdict(list)
+        groups: dict[tuple[int, bool, bool], list[tuple[int, int, TextRow]]] = defaultdict(list)
         # Rows are checked one by one only where an error must be located.
         known = self._known([row for query in queries for row in query.rows])
         for index, query in enumerate(queries):
@@ -73,11 +74,10 @@ class TextEncoder:
                 if isinstance(row, IdRow):
                     try:
                         if not known:
-                            where = f" in row {place}" if len(query.rows) > 1 else ""
-                            self._check_known(row, where)
+                            self._check_known(row)
                         query.tokens.append([Tokens.of_ids(row)])
                     except InvalidInput as error:
-                        errors.setdefault(index, error)
+                        errors.setdefault(index, _in_row(error, place, query))
                     continue
                 assert isinstance(row, TextRow)
                 limit = self._limit(query)
@@ -86,13 +86,13 @@ class TextEncoder:
                     try:
                         self._check_length(row, limit)
                     except InvalidInput as error:
-                        errors[index] = error
-                groups[limit, truncate, row.pair is not None].append((index, row))
+                        errors[index] = _in_row(error, place, query)
+                groups[limit, truncate, row.pair is not None].append((index, place, row))
         for (limit, truncate, pair), grouped in groups.items():
-            members = [(index, row) for index, row in grouped if index not in errors]
-            texts = [_text(queries[index].prompt, row) for index, row in members]
+            members = [member for member in grouped if member[0] not in errors]
+            texts = [_text(queries[index].prompt, row) for index, _, row in members]
             encodings = self._encode_group(texts, limit, truncate, pair)
-            for (index, row), encoding in zip(members, encodings, strict=True):
+            for (index, place, row), encoding in zip(members, encodings, strict=True):
                 if index in errors:
                     continue
                 try:
@@ -101,7 +101,7 @@ class TextEncoder:
                     windows = self._fitted(encoding, row, limit, queries[index])
                     queries[index].tokens.append([self._of_text(window) for window in windows])
                 except InvalidInput as error:
-                    errors[index] = error
+                    errors[index] = _in_row(error, place, queries[index])
         return errors
 
     def _limit(self, query: Query) -> int:
@@ -205,11 +205,11 @@ class TextEncoder:
         types = np.concatenate([row.token_type_ids for row in sent])
         return _outside(ids, self._vocab_size) is None and _outside(types, self._types) is None
 
-    def _check_known(self, row: IdRow, where: str) -> None:
-        wanted = f"0..{self._vocab_size - 1}, the model's vocabulary{where}"
+    def _check_known(self, row: IdRow) -> None:
+        wanted = f"0..{self._vocab_size - 1}, the model's vocabulary"
         if (unknown := _outside(row.input_ids, self._vocab_size)) is not None:
             raise InvalidInput("input_ids", unknown, wanted, "use this model's tokenizer")
-        wanted = f"0..{self._types - 1}{where}"
+        wanted = f"0..{self._types - 1}"
         if (unknown := _outside(row.token_type_ids, self._types)) is not None:
             raise InvalidInput("token_type_ids", unknown, wanted, "correct or omit it")
 
@@ -265,6 +265,11 @@ class TextEncoder:
         if isinstance(first, InvalidInput):
             raise first
         return [first, *first.overflowing]
+
+
+def _in_row(error: InvalidInput, row: int, query: Query) -> InvalidInput:
+    """Returns the error of a row, with its number unless a parameter of the request is at fault."""
+    return error if error.field == "max_length" else error.in_row(row_of(row, query.rows))
 
 
 def _text(prompt: str, row: TextRow) -> str | tuple[str, str]:

@@ -63,7 +63,7 @@ GROUPS: dict[str, tuple[str, list[list[Tensor]], list[Bad]]] = {
         [
             Bad([texts(LONG)], "text_input", " tokens", "at most 64", "truncate"),
             Bad(
-                [texts("fine", b"caf\xe9")], "text_input", "byte 0xe9 at offset 3 in row 1",
+                [texts("fine", b"caf\xe9")], "text_input[1]", "byte 0xe9 at offset 3",
                 "UTF-8", "encode",
             ),
             Bad([texts(b"\xed\xa0\x80")], "text_input", "byte 0xed", "UTF-8", "encode"),
@@ -86,7 +86,7 @@ GROUPS: dict[str, tuple[str, list[list[Tensor]], list[Bad]]] = {
             Bad([Tensor("input_ids", "INT64", (1, 0), b"")], "input_ids", "shape [1, 0]",
                 "at least 1 token", "send"),
             Bad([ids([2, -1, 3])], "input_ids", "-1", "0..", "this model's tokenizer"),
-            Bad([ids([2, 3], [2, 10**6])], "input_ids", "1000000", "in row 1", "tokenizer"),
+            Bad([ids([2, 3], [2, 10**6])], "input_ids[1]", "1000000", "0..", "tokenizer"),
             Bad([ids([-(2**63)])], "input_ids", str(-(2**63)), "vocabulary", "tokenizer"),
             Bad([ids([2**40])], "input_ids", str(2**40), "vocabulary", "tokenizer"),
             Bad([ids([9] * 65)], "input_ids", "65 tokens", "at most 64", "shorten"),

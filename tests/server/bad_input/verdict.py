@@ -9,7 +9,7 @@ import struct
 from tests.server.bad_input.generator import Case
 from tests.server.bad_input.message import Reply
 
-OURS = re.compile(r"(\w+|'.*'|\".*\"): got .+, wanted .+; .+", re.DOTALL)
+OURS = re.compile(r"(\w+(\[\d+\])?|'.*'|\".*\"): got .+, wanted .+; .+", re.DOTALL)
 
 # What Triton 24.10 refuses before a request reaches us, in its own words.
 _TRITON = re.compile(

@@ -215,7 +215,10 @@ class Api:
         """The relevance of the texts of each pair."""
         model = self._catalog.ranker(body.model, request)
         work = score(self._client, model, body, body.options(sender(request)))
-        names = {"text_input": "text_1", "text_pair": "text_2", **body.names_used()}
+        # A text that is paired with each of the others is not the one that makes a pair too long.
+        pairs = isinstance(body.text_1, list) and len(body.text_1) > 1
+        names = {"text_input": "text_1" if pairs else "text_2", "text_pair": "text_2"}
+        names |= body.names_used()
         return await _computed(request, work, names)
 
     async def transcriptions(self, request: Request) -> Response:

@@ -33,7 +33,7 @@ from fusewire.errors import (
 
 # OpenAI's clients retry after any 5xx, which is useless after a timeout.
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
-_FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}(?:\[\d{1,9}\])?): got ")
+_FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63})(\[\d{1,9}\])?: got ")
 _TYPES = {
     429: "rate_limit_error",
     500: "server_error",
@@ -116,10 +116,10 @@ def _of_input(status: int, message: str, names: Mapping[str, str]) -> ApiError:
     field = _FIELD.match(message)
     if field is None:
         return ApiError(status, message)
-    own = field[1].strip("'")
-    param = names.get(own, own)
-    if param != own:
-        message = param + message[len(field[1]) :]
+    own, row = field[1].strip("'"), field[2] or ""
+    param = names.get(own, own) + row
+    if own in names:
+        message = param + message[len(field[1]) + len(row) :]
     return ApiError(status, message, param=param)
 
 
