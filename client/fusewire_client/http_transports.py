@@ -15,6 +15,7 @@ from .calls import Call, Infer
 from .errors import Cancelled
 from .transports import Leaving, host_of, kept, late
 from .triton_errors import CLOSED
+from .waiting import POOLS, Waiting
 from .wrong_port import http_fault
 
 _CHUNK_BYTES = 1 << 16
@@ -26,7 +27,9 @@ class HttpTransport:
     def __init__(self, address: str, tls: bool, headers: dict[str, str], connections: int) -> None:
         self._base = ("https://" if tls else "http://") + host_of(address)
         self._pool = urllib3.PoolManager(maxsize=connections, block=True, retries=False)
+        self._pool.pool_classes_by_scheme = POOLS
         self._headers = headers
+        self._waits: set[Waiting] = set()
         self._streams: set[Any] = set()  # responses that are being read
         self._closed = False
 
@@ -41,7 +44,7 @@ class HttpTransport:
         ends = time.monotonic() + timeout_s
         with self._faults(timeout_s):
             response = self._request(
-                http_wire.encode_stream(call), timeout_s, preload_content=False
+                http_wire.encode_stream(call), timeout_s, leaving, preload_content=False
             )
         self._streams.add(response)
         try:
@@ -56,17 +59,35 @@ class HttpTransport:
             response.close()
             response.release_conn()
 
-    def _request(self, request: http_wire.HttpRequest, timeout_s: float, **more: Any) -> Any:
-        return self._pool.request(
-            request.method,
-            self._base + request.path,
-            body=request.body,
-            headers={**self._headers, **request.headers},
-            timeout=urllib3.Timeout(total=timeout_s),
-            pool_timeout=timeout_s,
-            redirect=False,
-            **more,
-        )
+    def _request(
+        self,
+        request: http_wire.HttpRequest,
+        timeout_s: float,
+        leaving: Leaving = kept,
+        **more: Any,
+    ) -> Any:
+        with self._waiting() as waiting, leaving(waiting.end):
+            return self._pool.request(
+                request.method,
+                self._base + request.path,
+                body=request.body,
+                headers={**self._headers, **request.headers},
+                timeout=urllib3.Timeout(total=timeout_s),
+                pool_timeout=timeout_s,
+                redirect=False,
+                **more,
+            )
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[Waiting]:
+        with Waiting() as waiting:
+            self._waits.add(waiting)
+            if self._closed:
+                waiting.end()
+            try:
+                yield waiting
+            finally:
+                self._waits.discard(waiting)
 
     @contextlib.contextmanager
     def _faults(self, timeout_s: float) -> Iterator[None]:
@@ -83,7 +104,9 @@ class HttpTransport:
 
     def close(self) -> None:
         self._closed = True
-        for response in [*self._streams]:  # the pool closes idle connections only
+        for waiting in [*self._waits]:  # the pool closes idle connections only
+            waiting.end()
+        for response in [*self._streams]:
             _shut_down(response)
         self._pool.clear()
 

@@ -7,13 +7,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from fusewire_client import (
     AsyncClient,
+    Cancelled,
     Client,
     ClientError,
     DeadlineExceeded,
@@ -464,6 +465,87 @@ def test_a_stream_that_ends_while_its_client_is_closed_raises_nothing(
     client = Client(addresses["http"], protocol="http")
     client._transport._streams.add(Ending())  # type: ignore[attr-defined]
     client.close()
+
+
+class Silent:
+    """An HTTP server that refuses what has the word `bad` in it, and answers nothing else."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.waiting: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self._listening.accept()[0]
+                request = connection.recv(1 << 16)
+                head, _, body = request.partition(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                while len(body) < length:
+                    body += connection.recv(1 << 16)
+                if b"bad" in body:
+                    until(lambda: bool(self.waiting))
+                    error = b'{"error": "text_input: got bad, wanted good; correct it"}'
+                    head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(error)
+                    connection.sendall(head + error)
+                else:
+                    self.waiting.append(connection)
+
+    def close(self) -> None:
+        for connection in (self._listening, *self.waiting):
+            connection.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    server = Silent()
+    yield server
+    server.close()
+
+
+def until(happened: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def left(connection: socket.socket) -> bool:
+    """Whether the client closes the connection before long."""
+    connection.settimeout(20)
+    return connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("method", ["embed", "generate"])
+@pytest.mark.parametrize("texts", [1, 2])
+def test_closing_a_client_ends_what_has_no_response_yet(
+    silent: Silent, method: str, texts: int
+) -> None:
+    ended: list[BaseException] = []
+
+    def ask(client: Client) -> None:
+        try:
+            getattr(client, method)(["a"] * texts, model="m")
+        except BaseException as error:
+            ended.append(error)
+
+    with Client(silent.address, protocol="http", max_batch=1) as client:
+        asking = threading.Thread(target=ask, args=(client,))
+        asking.start()
+        until(lambda: len(silent.waiting) == texts)
+    asking.join(20)
+    assert [type(error) for error in ended] == [Cancelled]
+    assert "got its client closed" in str(ended[0])
+    assert all(map(left, silent.waiting))
+
+
+def test_an_error_ends_the_wait_of_the_other_requests_of_its_list(silent: Silent) -> None:
+    with Client(silent.address, protocol="http") as client:
+        with pytest.raises(InvalidArgument, match=r"^prompt\[1\]: got bad"):
+            client.generate(["a", "bad", "b"], model="m")
+        assert all(map(left, silent.waiting))
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

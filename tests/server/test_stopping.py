@@ -123,16 +123,20 @@ def begun(
     def running() -> float:
         return asker.metric("fusewire_running", model="write")
 
-    before = running()
-    while True:
-        found = [clients.submit(outcome, ask, server, LONG) for ask in GENERATED]
-        all_run = before + SEQUENCES * len(found)
-        until(lambda: running() >= all_run or any(each.done() for each in found))
+    def begin() -> list[Future[tuple[float, str]]]:
+        asked = [clients.submit(outcome, ask, server, LONG) for ask in GENERATED]
+        all_run = before + SEQUENCES * len(asked)
+        until(lambda: running() >= all_run or any(each.done() for each in asked))
         none_is_in_execute(server)
-        if not any(each.done() for each in found):
-            return found
+        return asked
+
+    before = running()
+    found = begin()
+    while any(each.done() for each in found):
         assert [each.result(PATIENCE_S)[1] for each in found] == [""] * len(found)
         until(lambda: running() <= before)
+        found = begin()
+    return found
 
 
 def test_it_is_not_ready_and_takes_nothing_while_it_finishes_what_it_took(
