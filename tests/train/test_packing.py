@@ -99,6 +99,7 @@ def test_a_packed_batch_trains_as_its_sequences_alone() -> None:
             "a str that is no row of numbers in example 1",
         ),
         ([{"input_ids": [[1], [2, 3]]}], "a list that is no row of numbers in example 0"),
+        ([{"input_ids": [1]}, [1, 2]], "examples: got a list as example 1, wanted .* input_ids"),
     ],
 )
 def test_examples_that_do_not_fit_are_refused(examples, message: str) -> None:

@@ -58,6 +58,13 @@ class PackingCollator:
 
     def _columns(self, number: int, example: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The columns of an example with one entry per token, int64 [tokens]."""
+        if not isinstance(example, Mapping):
+            raise InvalidInput(
+                "examples",
+                f"a {type(example).__name__} as example {number}",
+                "a list of mappings with input_ids",
+                "name the tokens: {'input_ids': tokens}",
+            )
         found = {
             name: _tensor(number, name, example[name])
             for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
