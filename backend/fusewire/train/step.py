@@ -165,7 +165,8 @@ class Step:
         ]
         counts = self._counts(batches)
         frozen = self._frozen_now()
-        # load_state_dict changes the layouts.
+        # load_state_dict changes the layouts, and so do other moments in the optimizer's state.
+        self._optimizer.follow()
         if self._optimizer.layouts != self._layouts or frozen != self._frozen:
             self._begin_recordings()
         with self._on_stream(), self._writing_copies():
