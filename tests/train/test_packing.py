@@ -114,6 +114,7 @@ def test_batches_fill_the_budget_in_order() -> None:
     sampler = TokenBudgetSampler(LENGTHS, 9, shuffle=False)
     assert list(sampler) == [[0, 1, 2], [3, 4, 5], [6], [7], [8, 9]]
     assert len(sampler) == 5
+    assert list(TokenBudgetSampler(iter(LENGTHS), 9, shuffle=False)) == list(sampler)
 
 
 def test_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
