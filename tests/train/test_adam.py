@@ -203,6 +203,49 @@ def test_a_resumed_run_is_bit_equal(flat: bool) -> None:
     assert all(map(torch.equal, half.parameters(), whole.parameters()))
 
 
+def forget(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def forget_one(optimizer: torch.optim.Optimizer) -> None:
+    del optimizer.state[optimizer.param_groups[0]["params"][0]]
+
+
+def halve(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"] * 0.5
+
+
+def regroup(optimizer: torch.optim.Optimizer) -> None:
+    first, second = (group["params"] for group in optimizer.param_groups)
+    second.append(first.pop())
+
+
+def exchange_a_group(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0] = optimizer.param_groups[0] | {"lr": 1e-4}
+
+
+@pytest.mark.parametrize("change", [forget, forget_one, halve, regroup, exchange_a_group])
+@pytest.mark.parametrize("flat", [True, False])
+def test_state_and_groups_may_be_changed_between_steps(
+    flat: bool, change: Callable[[torch.optim.Optimizer], None]
+) -> None:
+    ours, theirs = network(flat), network(False)
+    pair = Adam(groups(ours), lr=1e-2), torch.optim.AdamW(groups(theirs), lr=1e-2)
+    for seed in range(9):
+        (flat_backward if flat else backward)(ours, seed)
+        backward(theirs, seed)
+        for one in pair:
+            if seed == 4:
+                change(one)
+            one.step()
+            one.zero_grad()
+    assert_close(ours, theirs)
+    states = (one.state_dict()["state"] for one in pair)
+    for state, wanted in zip(*(each.values() for each in states), strict=True):
+        torch.testing.assert_close(state, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_a_checkpoint_with_what_it_lacks_is_refused() -> None:
     model = network(False)
     other = torch.optim.AdamW(model.parameters(), amsgrad=True)

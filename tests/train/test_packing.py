@@ -99,6 +99,7 @@ def test_a_packed_batch_trains_as_its_sequences_alone() -> None:
             "a str that is no row of numbers in example 1",
         ),
         ([{"input_ids": [[1], [2, 3]]}], "a list that is no row of numbers in example 0"),
+        ([{"input_ids": [1]}, [1, 2]], "examples: got a list as example 1, wanted .* input_ids"),
     ],
 )
 def test_examples_that_do_not_fit_are_refused(examples, message: str) -> None:
@@ -113,6 +114,7 @@ def test_batches_fill_the_budget_in_order() -> None:
     sampler = TokenBudgetSampler(LENGTHS, 9, shuffle=False)
     assert list(sampler) == [[0, 1, 2], [3, 4, 5], [6], [7], [8, 9]]
     assert len(sampler) == 5
+    assert list(TokenBudgetSampler(iter(LENGTHS), 9, shuffle=False)) == list(sampler)
 
 
 def test_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:

@@ -551,6 +551,33 @@ def test_losses_of_a_model_in_a_wrapper_are_weighed_alike() -> None:
     assert labels_of(torch.compile(one), pair[1]) == labels_of(one, pair[1]) == 5
 
 
+def test_a_loss_over_all_tokens_is_weighed_by_their_number() -> None:
+    """ELECTRA's discriminator, whose labels have no -100."""
+    name = "ElectraForPreTraining"
+    (one, optimizer), (other, of_other) = (prepare(name, "cpu") for _ in range(2))
+    pair = [ragged(name, (12, 1, 1)), ragged(name, (5, 4))]
+    wanted = train.Step(other, of_other)(joined(pair))
+    got = train.Step(one, optimizer)(pair)
+    torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+
+
+@ON_EACH
+def test_steps_follow_what_was_changed_in_the_optimizers_state(device: str) -> None:
+    model, _ = prepare(GPT, device)
+    twin, _ = prepare(GPT, device)
+    optimizer = train.Adam(model.parameters(), lr=1e-3, eps=1e-4)
+    other = torch.optim.AdamW(twin.parameters(), lr=1e-3, eps=1e-4)
+    step, batch = train.Step(model, optimizer), batches(GPT, 1)[0]
+    for number in range(9):
+        if number in (4, 7):  # after steps were recorded
+            for one in (optimizer, other):
+                one.state.clear()
+        got, wanted = step(batch), by_hand(twin, other, batch, device)
+        torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+    assert (weights(model) - weights(twin)).abs().max() <= TRAINED_WEIGHT
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+
+
 def test_several_batches_with_two_kinds_of_labels_are_refused() -> None:
     step, batch = train.Step(*prepare("BertForPreTraining", "cpu")), ragged("BertForPreTraining")
     assert step(batch).isfinite()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ class Adam(torch.optim.Optimizer):
     last step's gradients before clipping, also of a skipped step. A GradScaler passes its scale to
     `step`, which divides by it. On a GPU `step` does not synchronise; reading `skipped_steps` or
     `gradient_norm` waits for the steps so far. `state_dict` has the format of torch's optimizers:
-    checkpoints load either way.
+    checkpoints load either way. `state` and `param_groups` may be changed between steps, as in
+    torch: a parameter without `state` begins anew.
 
     `process_group`, for example torch.distributed.group.WORLD: its processes, whose gradients are
     equal (DistributedDataParallel makes them so, and Step those of each part), share the work. Each
@@ -133,6 +135,14 @@ class Adam(torch.optim.Optimizer):
         replays a recorded step has to call it before each replay."""
         for run in self._runs:
             run.read_rates()
+
+    def follow(self) -> None:
+        """Finds parameters and moments anew in the next step where `state` or `param_groups` have
+        others than in the last one. `step` calls it; code that replays a recorded step has to call
+        it before, and to record anew where `layouts` changed."""
+        now = self._parts_of_runs()
+        if self._runs and not (len(now) == len(self._kept) and all(map(is_, now, self._kept))):
+            self._forget_runs()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -236,11 +246,13 @@ class Adam(torch.optim.Optimizer):
         self._runs: list[Run] = []
         self._factors: StepFactors | None = None
         self._seen: list[Any] = []
+        self._kept: list[Any] = []
         self.copied = []
 
     def _current_runs(self) -> list[Run]:
         """The runs of all parameters that have a gradient: those of the last step where parameters
         and gradients are adjacent as they were then, otherwise new ones."""
+        self.follow()
         given = [
             (p, group)
             for group in self.param_groups
@@ -270,7 +282,7 @@ class Adam(torch.optim.Optimizer):
                     self._runs, self.state, self._norm, self._skipped, home, self._shards
                 )
                 self._norm, self._skipped = self._factors.norm, self._factors.skipped
-            self._seen = seen
+            self._seen, self._kept = seen, self._parts_of_runs()
         return self._runs
 
     def _members(self, given: list[tuple[torch.Tensor, dict[str, Any]]]) -> list[Member]:
@@ -296,6 +308,12 @@ class Adam(torch.optim.Optimizer):
             self._shards = Shards(self._parameters(), self.process_group)
             self.state.update(self._shards.parts_of(self._consolidated))
         return self._shards
+
+    def _parts_of_runs(self) -> list[Any]:
+        """Groups and their parameters, and what the optimizer's state has of these."""
+        grouped = [part for group in self.param_groups for part in (group, *group["params"])]
+        names = ("step", *MOMENTS)
+        return grouped + [state.get(name) for state in self.state.values() for name in names]
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

@@ -3,7 +3,7 @@ examples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,13 @@ class PackingCollator:
 
     def _columns(self, number: int, example: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The columns of an example with one entry per token, int64 [tokens]."""
+        if not isinstance(example, Mapping):
+            raise InvalidInput(
+                "examples",
+                f"a {type(example).__name__} as example {number}",
+                "a list of mappings with input_ids",
+                "name the tokens: {'input_ids': tokens}",
+            )
         found = {
             name: _tensor(number, name, example[name])
             for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
@@ -118,7 +125,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Iterable[int],
         max_tokens: int,
         *,
         shuffle: bool = True,
@@ -130,13 +137,13 @@ class TokenBudgetSampler(Sampler[list[int]]):
             raise ConfigurationError(f"world_size: got {world_size}, wanted 1 or more processes")
         if not 0 <= rank < world_size:
             raise ConfigurationError(f"rank: got {rank}, wanted [0, {world_size}), of world_size")
-        for number, length in enumerate(lengths):
+        self._lengths, self._max_tokens = list(lengths), max_tokens
+        for number, length in enumerate(self._lengths):
             if not 0 < length <= max_tokens:
                 raise ConfigurationError(
                     f"lengths: got {length} tokens in example {number}, wanted 1 to {max_tokens}; "
                     "cut the example, or raise max_tokens"
                 )
-        self._lengths, self._max_tokens = list(lengths), max_tokens
         self._shuffle, self._seed, self._epoch = shuffle, seed, 0
         self._rank, self._world_size = rank, world_size
 

@@ -54,10 +54,11 @@ class Step:
 
     `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
     are weighted by `items(batch)`, the number of items that the batch's loss is the mean of: by
-    default its labels other than -100 (in causal models those that are predicted). So the step
-    equals that of all rows in one batch. Each batch is then one launch, and the update another;
-    gradients are added in the buffer of `replace`, which is cleared before. After the first list,
-    single batches and their updates are separate launches too.
+    default its labels other than -100 (in causal models those that are predicted; of
+    ElectraForPreTraining all tokens). So the step equals that of all rows in one batch. Each batch
+    is then one launch, and the update another; gradients are added in the buffer of `replace`,
+    which is cleared before. After the first list, single batches and their updates are separate
+    launches too.
 
     With a `process_group` in its Adam, the processes of the group, started by torchrun, take a step
     together, which equals that of all their rows. Each passes as many batches as it likes, one or
@@ -164,7 +165,8 @@ class Step:
         ]
         counts = self._counts(batches)
         frozen = self._frozen_now()
-        # load_state_dict changes the layouts.
+        # load_state_dict changes the layouts, and so do other moments in the optimizer's state.
+        self._optimizer.follow()
         if self._optimizer.layouts != self._layouts or frozen != self._frozen:
             self._begin_recordings()
         with self._on_stream(), self._writing_copies():

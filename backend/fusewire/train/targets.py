@@ -14,6 +14,9 @@ NO_LABEL = -100  # in the criteria of transformers and torch
 # Suffixes of classes whose loss compares a place's prediction with the label of the next place.
 _SHIFTS = ("LMHeadModel", "ForCausalLM")
 
+# A class whose loss is the mean over all tokens that the mask has, whatever their labels.
+_OF_ALL_TOKENS = "ElectraForPreTraining"
+
 
 def target_mask(
     labels: torch.Tensor | None, decoder_input_ids: torch.Tensor | None
@@ -73,7 +76,11 @@ def labels_of(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> int:
         )
     # Not a wrapper, such as that of torch.compile.
     own = next((each for each in model.modules() if "config" in each.__dict__), model)
-    shifts = any(base.__name__.endswith(_SHIFTS) for base in type(own).__mro__)
+    names = [base.__name__ for base in type(own).__mro__]
+    mask = batch.get("attention_mask")
+    if _OF_ALL_TOKENS in names and mask is not None:
+        return int(mask.sum())
+    shifts = any(name.endswith(_SHIFTS) for name in names)
     if labels.ndim == 2 and shifts:
         labels = labels[:, 1:]
     return int((labels != NO_LABEL).sum())
