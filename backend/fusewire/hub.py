@@ -42,7 +42,7 @@ DESCRIPTIONS = (
     "chat_template.json",
     "modules.json",
     "config_sentence_transformers.json",
-    "sentence_bert_config.json",
+    "sentence_*_config.json",
     INDEX,
     "[0-9]*_*/config.json",  # modules of sentence-transformers: 1_Pooling/config.json
     "[0-9]*_Dense/model.safetensors",  # small compared with the model's weights

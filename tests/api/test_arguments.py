@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fusewire.api.arguments import check_top_k, listed
+from fusewire.api.arguments import check_batch_size, check_top_k, listed
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.precision import skipped
 from fusewire.settings import EngineSettings
@@ -19,7 +19,14 @@ def test_what_can_be_gone_through_is_a_list(given: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "got"),
-    [("a", "one str"), (b"a", "one bytes"), ({"a": 1}, "one dict"), (None, "None"), (5, "int")],
+    [
+        ("a", "one str"),
+        (b"a", "one bytes"),
+        ({"a": 1}, "one dict"),
+        (None, "None"),
+        (5, "int"),
+        (np.array("a"), "ndarray"),
+    ],
 )
 def test_one_thing_and_none_are_no_list(given: Any, got: str) -> None:
     with pytest.raises(InvalidInput, match=f"texts: got {got}, wanted a list of texts; "):
@@ -32,6 +39,14 @@ def test_top_k_is_a_whole_number() -> None:
     for wrong in (0, -1, True, "1", 1.0):
         with pytest.raises(InvalidInput, match=r"top_k: got .*, wanted a whole number of"):
             check_top_k(wrong, "")
+
+
+def test_batch_size_is_a_whole_number() -> None:
+    for right in (None, 1, np.int64(3)):
+        check_batch_size(right)
+    for wrong in (0, -1, True, "1", 1.0):
+        with pytest.raises(InvalidInput, match=r"batch_size: got .*, wanted a whole number of"):
+            check_batch_size(wrong)
 
 
 def test_matrices_that_are_not_quantised_are_named_in_a_list_or_as_settings_are() -> None:

@@ -167,7 +167,9 @@ def test_labels_are_those_of_the_pipeline(
 def test_too_long_a_text_is_named_or_cut(folder: Path, pipeline: transformers.Pipeline) -> None:
     ours = fusewire.Classifier(folder, device="cpu")
     texts = ["short", " ".join(SENTENCES), "also short"]
-    with pytest.raises(InvalidInput, match=r"texts\[1\]: text_input: got \d+ tokens.* at most 64"):
+    with pytest.raises(
+        InvalidInput, match=r"texts\[1\]: text_input: got \d+ tokens.* at most 64; set truncation"
+    ):
         ours(texts)
     same(ours(texts, truncation=True), pipeline(texts, truncation=True, max_length=64))
 
@@ -176,6 +178,10 @@ def test_what_a_classifier_cannot_read_is_said(folder: Path) -> None:
     ours = fusewire.Classifier(folder)
     assert ours.labels == ["bad", "so-so", "good"]
     assert ours([]) == []
+    with pytest.raises(InvalidInput, match=r"^truncation: got 'longest_first', wanted true or"):
+        ours(["a", "b"], truncation="longest_first")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"^function_to_apply: got 'relu', wanted 'none'"):
+        ours(["a", "b"], function_to_apply="relu")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="texts: got a mix of texts and pairs"):
         ours(["a", ("a", "b")])
     with pytest.raises(InvalidInput, match=r"texts: got int \(1\) at 1, wanted a str"):

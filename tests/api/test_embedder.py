@@ -153,12 +153,27 @@ def test_nothing_is_an_empty_array(minilm: Path) -> None:
         (["a"], {"truncate_dim": 2.5}, "truncate_dim: got 2.5, wanted 1..384"),
         (["a"], {"truncate_dim": True}, "truncate_dim: got true, wanted 1..384"),
         (["a"], {"truncate_dim": 385}, r"truncate_dim: got 385, wanted 1\.\.384"),
-        (["a"], {"batch_size": 0}, "batch_size: got 0, wanted 1 or more"),
+        (["a"], {"batch_size": 0}, "batch_size: got 0, wanted a whole number of 1 or more"),
+        (["a", "b"], {"normalize_embeddings": 2}, "^normalize_embeddings: got 2, wanted true or"),
+        (["a", "b"], {"prompt": 5}, "^prompt: got 5, wanted a word"),
     ],
 )
 def test_what_is_wrong_is_named(minilm: Path, texts: list, given: dict, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         fusewire.Embedder(minilm).encode(texts, **given)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, "bert")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"got no tokenizer, wanted tokenizer\.json"):
+        fusewire.Embedder(tmp_path, device="cpu")
+
+
+def test_batch_size_may_be_numpys(minilm: Path) -> None:
+    ours = fusewire.Embedder(minilm)
+    texts = SENTENCES[:3]
+    np.testing.assert_array_equal(ours.encode(texts, batch_size=np.int64(2)), ours.encode(texts))
 
 
 def test_a_prompt_that_pooling_leaves_out_is_refused(tmp_path: Path) -> None:

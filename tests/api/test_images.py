@@ -89,6 +89,17 @@ def test_what_is_no_image_is_named(tmp_path, photos):
         classifier([photos[0], b"text", photos[1]])
     with pytest.raises(InvalidInput, match=r"'nowhere\.png' at 1, which cannot be read"):
         classifier([photos[0], "nowhere.png"])
+    png = files.photo(9, 9)
+    for many in (33, 34):  # the last batch of 32, of one image and of two
+        with pytest.raises(InvalidInput, match=f"^image {many - 1}: image: got 4 bytes"):
+            classifier([*[png] * (many - 1), b"text"])
+    with pytest.raises(InvalidInput, match=r"damaged or truncated PNG file .*\(.* the file\)"):
+        classifier(png[:9])
+    with pytest.raises(InvalidInput, match=r"which cannot be read \(embedded null byte\)"):
+        classifier("a\0b")
+    for wrong in (0, "2", 2.0):
+        with pytest.raises(InvalidInput, match=r"batch_size: got .*, wanted a whole number"):
+            classifier(png, batch_size=wrong)
     with pytest.raises(
         InvalidInput, match="got int at 0, wanted a path, bytes of a file or a PIL image"
     ):

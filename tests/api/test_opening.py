@@ -18,6 +18,8 @@ from fusewire.models.registry import (
     SPEECH,
 )
 
+from tests.reference import save_tokenizer, tiny_tokenizer
+
 OF_TEXTS = ("Embedder", "Classifier", "Reranker")
 OF_IMAGES = ("ImageEmbedder", "ImageClassifier", "ZeroShotImageClassifier")
 CLASSES = (*OF_TEXTS, *OF_IMAGES, "LLM", "Transcriber")
@@ -93,6 +95,7 @@ def test_a_folder_with_the_head_of_another_task_is_refused_with_what_opens_it(
     transformers.BertForSequenceClassification(bert).save_pretrained(folder := tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertModel"]}))
+    save_tokenizer(folder, "bert", tiny_tokenizer("wordpiece", 99), 32)
     assert len(fusewire.Classifier(folder, device="cpu").labels) == 2
 
 

@@ -34,7 +34,8 @@ def prompted(folder: Path) -> Path:
     tiny_checkpoint(folder, "bert")
     steps = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
     modules = [
-        {"idx": i, "path": path, "type": f"any.{kind}"} for i, (kind, path) in enumerate(steps)
+        {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(steps)
     ]
     files = {
         "modules.json": modules,

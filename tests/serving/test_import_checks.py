@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.generation import GenerationEngine
-from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.serving.repository import import_folder
 from safetensors.numpy import load_file, save_file
 
@@ -125,6 +125,16 @@ def test_a_classifier_with_an_unknown_problem_is_not_imported(tmp_path: Path) ->
     tiny_checkpoint(folder, "bert", "classify")
     wrong = (lambda folder: edit_config(folder, problem_type="ranking"), "problem_type: got")
     refused_by_both(folder, wrong, lambda: EncoderEngine(folder, "classify"))
+
+
+def test_a_setting_of_another_task_is_not_imported(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path / "model", "bert", "classify")
+    for name, value in (("top_k", 3), ("pooling", "cls")):
+        with pytest.raises(
+            ConfigurationError, match=f"^model: {name}: got '?{value}'? for the task clas"
+        ):
+            import_folder(tmp_path / "model", tmp_path / "repository", settings={name: value})
+    assert not (tmp_path / "repository").exists()
 
 
 def test_a_damaged_chat_template_is_not_imported(tmp_path: Path) -> None:

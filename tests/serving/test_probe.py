@@ -50,7 +50,8 @@ def test_the_probe_is_no_longer_than_max_length(
 def test_prompt_and_limit_of_the_folder_count(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path, "bert", "embed")
     modules = [
-        {"path": path, "type": f"x.{path[2:] or 'Transformer'}"} for path in ("", "1_Pooling")
+        {"path": path, "type": f"sentence_transformers.models.{path[2:] or 'Transformer'}"}
+        for path in ("", "1_Pooling")
     ]
     files = {
         "modules.json": modules,

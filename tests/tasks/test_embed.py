@@ -12,6 +12,7 @@ import torch
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.request import Request
 from fusewire.errors import CheckpointError, ConfigurationError, FusewireError, InvalidInput
+from fusewire.serving.served_files import served_files
 from fusewire.settings import EngineSettings
 from fusewire.tasks.sentence_files import SentenceFiles
 
@@ -59,8 +60,9 @@ def test_a_request_chooses_its_own_pooling(deploy, pooling, normalize):
 
 def sentence_folder(folder: Path, *, modules: list[str], pooling: dict, **others: dict) -> Path:
     tiny_checkpoint(folder, "bert")
+    types = [kind if "." in kind else f"sentence_transformers.models.{kind}" for kind in modules]
     steps = [
-        {"idx": i, "name": str(i), "path": "" if i == 0 else f"{i}_{kind}", "type": f"any.{kind}"}
+        {"idx": i, "name": str(i), "path": "" if i == 0 else f"{i}_{kind}", "type": types[i]}
         for i, kind in enumerate(modules)
     ]
     (folder / "modules.json").write_text(json.dumps(steps))
@@ -141,12 +143,27 @@ def test_old_and_new_spellings_of_pooling(tmp_path, pooling, mode):
     assert SentenceFiles.read(folder).pooling == mode
 
 
+@pytest.mark.parametrize("encoder", ["roberta", "distilbert", "xlm-roberta"])
+def test_older_files_are_named_by_the_encoder(tmp_path, encoder):
+    older = {f"sentence_{encoder}_config": {"max_seq_length": 24}}
+    folder = sentence_folder(tmp_path, modules=["Transformer", "Pooling"], pooling={}, **older)
+    assert SentenceFiles.read(folder).max_length == 24
+    assert f"sentence_{encoder}_config.json" in served_files(folder, "embed")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 0}')
+    with pytest.raises(
+        CheckpointError, match=r"^sentence_bert_config\.json: max_seq_length: got 0"
+    ):
+        SentenceFiles.read(folder)
+
+
 @pytest.mark.parametrize(
     ("modules", "pooling", "message"),
     [
         (["Transformer", "Pooling", "CNN"], {}, "got the module CNN, wanted Pooling, Dense and N"),
         (["Transformer", "Dense", "Pooling"], {}, "got the modules Dense, Pooling, wanted the ord"),
         (["CLIPModel", "Pooling"], {}, "the first module CLIPModel"),
+        (["custom_st.Transformer", "Pooling"], {}, "the first module custom_st.Transformer at"),
+        (["Transformer", "own.Pooling"], {}, "got the module own.Pooling, wanted Pooling, Dense"),
         (["Transformer"], {}, "no Pooling module"),
         (["Transformer", "Pooling"], {"pooling_mode": "weightedmean"}, "got \\['weightedmean'\\]"),
         (

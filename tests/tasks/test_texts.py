@@ -59,11 +59,28 @@ def test_one_token_beside_the_special_tokens_is_room_enough_for_a_text(deploy, a
     assert encode(deployed, TextRow(LONG), limit, truncate=True) == wanted
 
 
-def test_truncation_from_the_left_where_the_folder_says_so(deploy, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("tokenizer_config.json", {"truncation_side": "left"}),
+        (
+            "tokenizer.json",
+            {
+                "truncation": {
+                    "direction": "Left",
+                    "max_length": 7,
+                    "strategy": "LongestFirst",
+                    "stride": 0,
+                }
+            },
+        ),
+    ],
+)
+def test_truncation_from_the_left_where_the_folder_says_so(deploy, tmp_path, file, values):
     source = deploy("bert", "hidden")
     shutil.copytree(source.folder, tmp_path / "left")
-    path = tmp_path / "left" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
+    path = tmp_path / "left" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
     deployed = type(source)(tmp_path / "left", "hidden", source.reference, source.engine)
     tokenizer = deployed.tokenizer
     wanted = tokenizer(LONG, truncation=True, max_length=9)["input_ids"]

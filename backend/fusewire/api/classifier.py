@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Classifier(TextModel):
     """
 
     _task = "classify"
+    _arguments: ClassVar = {"truncate": "truncation"}
 
     @property
     def labels(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +34,7 @@ class Embedder(TextModel):
     """
 
     _task = "embed"
+    _arguments: ClassVar = {"normalize": "normalize_embeddings"}
     prompts: dict[str, str]
     """Prompts by name."""
     similarity_fn_name: str

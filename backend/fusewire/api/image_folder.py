@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.api.arguments import listed
+from fusewire.api.arguments import check_batch_size, listed
 from fusewire.errors import InvalidInput, type_name
 from fusewire.images import ImageWorkers, PILImage, read_preprocessing, upright
 from fusewire.models import load_image_model
@@ -84,22 +84,23 @@ class ImageFolder:
         images = [images] if isinstance(images, Image) else listed("images", images, "images")
         if not images:
             raise InvalidInput("images", "none", "1 or more", "give an image")
+        check_batch_size(batch_size)
         size = _BATCH if batch_size is None else batch_size
-        if size < 1:
-            raise InvalidInput("batch_size", size, "1 or more", "raise it or leave it out")
+        several = len(images) > 1
         batches = [images[begin : begin + size] for begin in range(0, len(images), size)]
         found = []
         with self._lock:
-            read = self._start(batches[0], 0)
+            read = self._start(batches[0], 0, several)
             for index in range(1, len(batches) + 1):
                 pixels = read()
                 if index < len(batches):
-                    read = self._start(batches[index], index * size)
+                    read = self._start(batches[index], index * size, several)
                 found.append(self._model.results(self._model.encode(pixels)))
         return np.concatenate(found)
 
-    def _start(self, batch: Sequence[Image], first: int) -> Read:
-        return self._workers.start([_read(each, first + at) for at, each in enumerate(batch)])
+    def _start(self, batch: Sequence[Image], first: int, several: bool) -> Read:
+        read = [_read(each, first + at) for at, each in enumerate(batch)]
+        return self._workers.start(read, first=first if several else None)
 
 
 def _read(image: Image, index: int) -> bytes | PILImage:
@@ -116,6 +117,7 @@ def _read(image: Image, index: int) -> bytes | PILImage:
         raise InvalidInput("images", got, wanted, "convert it: PIL.Image.fromarray(pixels)")
     try:
         return Path(image).read_bytes()
-    except OSError as error:
-        got = f"{str(image)[:80]!r} at {index}, which cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # ValueError: of a path with a null character
+        reason = error.strerror if isinstance(error, OSError) else error
+        got = f"{str(image)[:80]!r} at {index}, which cannot be read ({reason})"
         raise InvalidInput("images", got, "a file", "correct its path") from None

@@ -11,13 +11,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.api.arguments import check_batch_size
 from fusewire.api.progress import ProgressBar
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.errors import FusewireError, InvalidInput, type_name
+from fusewire.errors import CheckpointError, FusewireError, InvalidInput, type_name
 from fusewire.models import EncoderModel
 from fusewire.opening import folder_for
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import Value
+from fusewire.text.tokenizer_files import WANTED
 from fusewire.text.unknown_tokens import warn_of_unknown_tokens
 
 # The characters of a request: as many as the engine tokenises at a time while the device computes.
@@ -26,6 +28,8 @@ _CHARACTERS_PER_TOKEN = 4
 # Micro-batches submitted to the engine together, so that it tokenises while the device computes;
 # their tokens are held in memory meanwhile.
 _MICRO_BATCHES_AT_ONCE = 32
+# Fields of a request that hold its texts; all others are parameters, alike for each text.
+_TEXTS = ("text_input", "text_pair")
 
 
 class TextModel:
@@ -33,6 +37,8 @@ class TextModel:
 
     _task: ClassVar[str]
     _ranks: ClassVar[bool] = False  # True: only pairs, whose second text may be empty
+    # Parameters of requests -> the arguments that they come from, where these are named otherwise.
+    _arguments: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
         self,
@@ -89,8 +95,12 @@ class TextModel:
             device=device,
             ranks=self._ranks,
         )
-        if (tokenizer := self._engine.tokenizer) is not None:
-            warn_of_unknown_tokens(model, tokenizer, self._model.vocab_size)
+        if (tokenizer := self._engine.tokenizer) is None:
+            raise CheckpointError(
+                f"{self._folder.name}: got no tokenizer, wanted {WANTED}; call "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
+            )
+        warn_of_unknown_tokens(model, tokenizer, self._model.vocab_size)
         self._lock = threading.Lock()
         self._loaded()
 
@@ -173,15 +183,24 @@ class TextModel:
         pairs: Sequence[str] | None,
         parameters: Mapping[str, Value],
     ) -> FusewireError:
-        """Returns the error of a batch, or that of the text in it that causes one by itself."""
+        """Returns the error of a batch, or that of the text in it that causes one by itself, or
+        that of an argument."""
         if isinstance(error, InvalidInput):
             for index in batch:
                 request = _request([index], texts, pairs, parameters)
                 try:
                     self._engine.check(request)
                 except InvalidInput as own:
-                    return own.at(f"texts[{index}]")
+                    named = self._in_arguments(own)
+                    return named.at(f"texts[{index}]") if own.field in _TEXTS else named
         return error
+
+    def _in_arguments(self, error: InvalidInput) -> InvalidInput:
+        """Returns an error with the names of arguments in place of those of parameters."""
+        field, remedy = self._arguments.get(error.field, error.field), error.remedy
+        for parameter, argument in self._arguments.items():
+            remedy = remedy.replace(f"set {parameter} ", f"set {argument} ")
+        return InvalidInput(field, error.got, error.wanted, remedy)
 
 
 def _request(
@@ -208,5 +227,4 @@ def _check(texts: Sequence[str], pairs: Sequence[str] | None, batch_size: int | 
             if not isinstance(text, str):
                 got = f"{type_name(text)} at {index}"
                 raise InvalidInput(name, got, "str", "give texts, or convert them")
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise InvalidInput("batch_size", batch_size, "1 or more", "raise it or leave it out")
+    check_batch_size(batch_size)

@@ -8,6 +8,7 @@ is repeated, alpha is dropped, CMYK is converted).
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,8 @@ _SIGNATURES = {
     "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
     "WEBP": ((0, b"RIFF"), (8, b"WEBP")),
 }
+# How Pillow names what it was given.
+_ADDRESS = re.compile(r"<_io\.BytesIO object at \w+>")
 _START_OF_SCAN = b"\xff\xda"  # does not occur in compressed data
 
 
@@ -114,7 +117,8 @@ def _errors_of(kind: str) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large("many more pixels") from None
     except Exception as error:
-        got = f"a damaged or truncated {kind} file ({str(error)[:80] or type(error).__name__})"
+        reason = _ADDRESS.sub("the file", str(error))[:80] or type(error).__name__
+        got = f"a damaged or truncated {kind} file ({reason})"
         raise InvalidInput(FIELD, got, "a whole one", "send it again") from None
 
 

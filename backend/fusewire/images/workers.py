@@ -52,10 +52,15 @@ class ImageWorkers:
         return self.start(images)()
 
     def start(
-        self, images: Sequence[bytes | PILImage], pixels: Sequence[int] = ()
+        self,
+        images: Sequence[bytes | PILImage],
+        pixels: Sequence[int] = (),
+        *,
+        first: int | None = None,
     ) -> Callable[[], list[NDArray[np.float32]]]:
         """Starts reading, and returns a function that waits for the images like `read`. `pixels`:
-        pixels of each image, where its header has been read."""
+        pixels of each image, where its header has been read. `first`: the index of the first image
+        among those of the caller; errors then name an image even where there is one."""
         counts: Sequence[int | None] = pixels or [None] * len(images)
         futures = [
             self._pool.submit(self._read, data, count)
@@ -64,8 +69,10 @@ class ImageWorkers:
 
         def finish() -> list[NDArray[np.float32]]:
             try:
+                named = len(futures) > 1 or first is not None
                 return [
-                    _result(future, index, len(futures)) for index, future in enumerate(futures)
+                    _result(future, index if named else None)
+                    for index, future in enumerate(futures, first or 0)
                 ]
             finally:
                 for future in futures:
@@ -98,11 +105,11 @@ def _pixels(image: PILImage) -> int:
     return image.width * image.height
 
 
-def _result(future: Future[NDArray[np.float32]], index: int, images: int) -> NDArray[np.float32]:
+def _result(future: Future[NDArray[np.float32]], index: int | None) -> NDArray[np.float32]:
     try:
         return future.result()
     except InvalidInput as error:
-        raise (error.at(f"image {index}") if images > 1 else error) from None
+        raise (error if index is None else error.at(f"image {index}")) from None
 
 
 class _Room:

@@ -33,6 +33,7 @@ from fusewire.serving.config import (
     NAME_PATTERN,
     Deployment,
     GeneratorSettings,
+    ModelSettings,
     has_use_for,
     model_settings,
 )
@@ -47,6 +48,7 @@ from fusewire.serving.version_folder import (
 )
 from fusewire.settings import check_max_length
 from fusewire.tasks.contract import GENERATE, GENERATING, contract
+from fusewire.tasks.parameters import check_settings
 from fusewire.text.tokenizer_files import WANTED, tokenizer_file
 from fusewire.weights import open_folder
 from fusewire.weights.quantized.methods import quant_method
@@ -115,6 +117,11 @@ def import_folder(
     contract(checked.task)
     check_skipped(checked.quantize_skipped, check_folder(source, checked.task))
     images = reads_images(config)
+    if isinstance(checked, ModelSettings):
+        try:
+            check_settings(checked, checked.task, images=images)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name}: {error}") from None
     if not images:
         check_max_length(checked.max_length, blueprint_of(config, checked.task).max_length)
     tokenizer = check_files(source, config, checked.task)

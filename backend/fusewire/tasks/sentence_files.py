@@ -20,7 +20,9 @@ from fusewire.tasks.sentence_dense import read_dense, weight_file
 from fusewire.weights import read_json, read_json_list
 
 MODULES = "modules.json"
-_SETTINGS = "sentence_bert_config.json"
+# The first of these files is read. Older versions of sentence-transformers named it by the encoder.
+_ENCODERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_SETTINGS = tuple(f"sentence_{each}_config.json" for each in _ENCODERS)
 MODEL = "config_sentence_transformers.json"
 
 _STEPS = ("Pooling", "Dense", "Normalize")  # in this order
@@ -83,7 +85,8 @@ class SentenceFiles:
                 dense.append(read_dense(folder, path))
             elif kind == "Normalize":
                 normalize = True
-        settings = read_json(folder, _SETTINGS) or {}
+        found = ((name, read_json(folder, name)) for name in _SETTINGS)
+        file, settings = next(((name, values) for name, values in found if values), ("", {}))
         prompts, default = prompts_of(folder)
         if any(prompts.values()) and not include_prompt:
             raise _unsupported(
@@ -92,7 +95,7 @@ class SentenceFiles:
         return SentenceFiles(
             pooling,
             normalize,
-            _whole(_SETTINGS, "max_seq_length", settings.get("max_seq_length")),
+            _whole(file, "max_seq_length", settings.get("max_seq_length")),
             settings.get("do_lower_case") is True,
             prompts,
             default,
@@ -148,7 +151,10 @@ def _modules(folder: Path) -> list[dict[str, Any]] | None:
 
 
 def _kind(module: dict[str, Any]) -> str:
-    return str(module.get("type", "")).rsplit(".", 1)[-1]
+    """Returns the name of a class of sentence-transformers, or the full name of another, which is
+    code of the model's own."""
+    name = str(module.get("type", ""))
+    return name.rsplit(".", 1)[-1] if name.startswith("sentence_transformers.") else name
 
 
 def _pooling(folder: Path, name: str) -> tuple[str, bool]:

@@ -2,7 +2,8 @@
 them.
 
 Both become a tokenizer of the Rust library `tokenizers`. Padding and truncation in a tokenizer.json
-(that of all-MiniLM-L6-v2 truncates at 128 tokens) are leftovers of training and are switched off.
+(that of all-MiniLM-L6-v2 truncates at 128 tokens) are leftovers of training and are switched off;
+only the side of the truncation is kept, as transformers keeps it.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Tokenizer:
         model's ids, where they are not the backend's, with its languages. `languages`: those of
         tokenizers without numbering. `bad_bytes`: how bytes that are not a character are decoded,
         as in `bytes.decode`."""
+        stored = backend.truncation
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -86,7 +88,7 @@ class Tokenizer:
         self.sep_id = role_id("sep_token", config, self._id, self._is_special)
         self.pad_id = role_id("pad_token", config, self._id, self._is_special)
         self.unk_id = role_id("unk_token", config, self._id, self._is_special)
-        self.truncation_side = truncation_side(config)
+        self.truncation_side = truncation_side(config, stored)
         self.max_length = max_length(config)
         joins = numbering is not None and numbering.joining is not None
         python_class = joins or bad_bytes != "replace"

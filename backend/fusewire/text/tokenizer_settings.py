@@ -59,9 +59,10 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> 
         ) from None
 
 
-def truncation_side(config: dict[str, Any]) -> str:
-    """Returns the end of a text at which tokens are removed: right or left."""
-    side = config.get("truncation_side", "right")
+def truncation_side(config: dict[str, Any], stored: dict[str, Any] | None = None) -> str:
+    """Returns the end of a text at which tokens are removed: right or left. `stored`: truncation in
+    tokenizer.json, whose direction holds where tokenizer_config.json names none."""
+    side = config.get("truncation_side", (stored or {}).get("direction", "right"))
     if side not in ("right", "left"):
         raise CheckpointError(
             f"{CONFIG}: truncation_side: got {side!r}, wanted one of right, left; correct the file"
