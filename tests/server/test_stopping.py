@@ -82,9 +82,16 @@ def frozen(server: Server, model: str) -> int:
     """Stops the model's process: what it has is under way for as long as a test wants."""
     pid = next(stub.pid for stub in server.process.stubs() if stub.model == model)
     os.kill(pid, signal.SIGSTOP)
-    # Threads run on until the first of them has got a core to see the signal.
-    stats = list(Path(f"/proc/{pid}/task").glob("*/stat"))
-    until(lambda: all(path.read_text().rpartition(") ")[2][0] == "T" for path in stats))
+
+    def stopped() -> bool:
+        """Threads run on until the first of them has got a core to see the signal."""
+        try:
+            stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        except OSError:  # of a thread that has ended meanwhile
+            return False
+        return all(stat.rpartition(") ")[2][0] == "T" for stat in stats)
+
+    until(stopped)
     return pid
 
 
