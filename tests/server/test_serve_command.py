@@ -272,6 +272,10 @@ def test_serve_says_what_it_serves_and_how_to_ask_it(
         curl = next(words for words in said if words[:1] == ["curl"])
         assert ask[1:3] == ["ask", "fill"]
         assert "candidates" in fusewire(*ask[1:], "--json")
+        text = ask.index(next(word for word in ask if "[MASK]" in word))
+        lines = fusewire(*ask[1:text], "a [MASK] or a [MASK]", *ask[text + 1 :]).splitlines()
+        headings = "mask 1 of 2:", "mask 2 of 2:"
+        assert (lines[0], lines[6], len(lines)) == (*headings, 2 * (1 + 5))
         body = curl[curl.index("-d") + 1].encode()
         with urllib.request.urlopen(
             urllib.request.Request(curl[1], body), timeout=PATIENCE_S

@@ -124,9 +124,12 @@ def _fill(client: Any, texts: list[str], second: list[str], parameters: dict[str
     lines: list[str] = []
     records = []
     for text in texts:
-        candidates = _asked(client.fill, text, **parameters)
-        lines += [f"{one.sequence} ({one.score:.3f})" for one in candidates]
-        records.append({"text": text, "candidates": [vars(one) for one in candidates]})
+        masks = _asked(client.fill_masks, text, **parameters)
+        for number, candidates in enumerate(masks, 1):
+            lines += [f"mask {number} of {len(masks)}:"] if len(masks) > 1 else []
+            lines += [f"{one.sequence} ({one.score:.3f})" for one in candidates]
+        found = [[vars(one) for one in candidates] for candidates in masks]
+        records.append({"text": text, "candidates": found if len(found) > 1 else found[0]})
     return lines, records
 
 
