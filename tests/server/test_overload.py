@@ -171,7 +171,7 @@ def test_what_is_refused_does_not_get_into_tritons_queue(asker: Asker, protocol:
 
 def test_what_is_invalid_is_answered_so_however_much_waits(asker: Asker) -> None:
     with held(asker, "narrow"):
-        assert "text_input: got byte 0xff" in refused_by(asker, "grpc", b"word \xff" * 50)
+        assert "text_input[0]: got byte 0xff" in refused_by(asker, "grpc", b"word \xff" * 50)
         wrong = ids(*[ROW] * ROWS, attention_mask=[[2] * LENGTH] * ROWS)
         with pytest.raises(InferenceServerException, match="attention_mask: got 2"):
             asker.ask("narrow", wrong)
