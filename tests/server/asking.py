@@ -94,6 +94,21 @@ class Asker:
         answers = dict(done.get(timeout=PATIENCE_S + 30) for _ in requests)
         return [answers[index] for index in range(len(requests))]
 
+    def sharing(
+        self, model: str, requests: Sequence[Inputs], most: int
+    ) -> tuple[list[Outputs | Exception], int]:
+        """The answers of requests that took at most so many executions, and how often they were
+        sent for it: where the machine is busy, they come too late for each other."""
+        found: list[list[Outputs | Exception]] = []
+
+        def shared() -> bool:
+            before, _ = self.executions(model)
+            found.append(self.together(model, requests))
+            return self.executions(model)[0] - before <= most
+
+        until(shared)
+        return found[-1], len(found)
+
     def executions(self, model: str) -> tuple[int, dict[int, int]]:
         """(executions, batch size -> executions of that size) since the model was loaded."""
         found = self.server.endpoint.call(f"models/{model}/stats", timeout_s=PATIENCE_S)

@@ -173,6 +173,7 @@ def test_it_is_not_ready_and_takes_nothing_while_it_finishes_what_it_took(
         assert not stopping.is_alive()
 
 
+@pytest.mark.alone  # on a busy machine tritonserver was seen to end before it had told all clients
 def test_what_is_not_finished_in_time_ends_with_an_error(repository: Path) -> None:
     with running(repository, 1, openai=True) as (server, asker), ThreadPoolExecutor(32) as clients:
         others = [clients.submit(outcome, completions, server, LONG)]
