@@ -96,8 +96,8 @@ test: $(VENV)/.test
 # are resolved and the wheels compiled meanwhile, by processes that yield to all others. Those wheels
 # are only for the tests, and no GPU runs their kernels: these are compiled fast instead of well, in
 # places of their own, so that nobody releases or installs them.
-FAST := CUDA_BUILD='-C build-dir=build/wheels/cuda' NVCC_APPEND_FLAGS='-Ofc max'
-sweep: export DIST := build/dist
+FAST_DIST := build/dist
+FAST := DIST=$(FAST_DIST) CUDA_BUILD='-C build-dir=build/wheels/cuda' NVCC_APPEND_FLAGS='-Ofc max'
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/test_architecture.py tests/test_hub.py \
@@ -108,8 +108,8 @@ sweep: $(VENV)/.test $(VENV)/.release
 	nice -n 19 $(MAKE) resolve wheels $(FAST) & wheels=$$!; \
 	  $(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'; tests=$$?; \
 	  wait $$wheels && exit $$tests
-	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m zipfile -e $(DIST)/cpu/*.whl build/wheels/unpacked
+	DIST=$(FAST_DIST) $(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m zipfile -e $(FAST_DIST)/cpu/*.whl build/wheels/unpacked
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
 	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' --each-value -n $(WORKERS)
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' --each-value -n $(WORKERS) \
@@ -123,7 +123,9 @@ resolve: $(VENV)/.release
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's: that
 # is built in the folder of `make build`, whose kernels for CPUs it takes.
 # Without -s zig makes debug information, seven eighths of every object, to strip it in the end.
-DIST ?= dist
+# Not taken from the environment, as the folder is removed first.
+DIST := dist
+CUDA_BUILD :=
 WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
 $(VENV)/.release: $(VENV)/.installed cmake/cuda-compiler.txt

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from tests.client.fake_triton import (
     serve_http,
 )
 from tests.client.four_clients import KINDS, Call, caller
+from tests.server.asking import until
 
 
 def free_port() -> int:
@@ -503,13 +504,6 @@ def silent() -> Iterator[Silent]:
     server = Silent()
     yield server
     server.close()
-
-
-def until(happened: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
 
 
 def left(connection: socket.socket) -> bool:
